@@ -1,0 +1,93 @@
+//! The command line: arguments in, library calls, printing out. Only this room prints, reads the environment and decides
+//! exit codes; one file a command.
+
+mod arguments;
+mod ask;
+mod dataset;
+mod embedded;
+mod exit;
+mod model;
+mod output;
+mod progress;
+mod prompt;
+mod providers;
+mod run;
+mod score;
+mod settings;
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use arguments::{Cli, Command};
+use exit::{Exit, Failure};
+
+use crate::llm::embedded::guard;
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    // The process between dinsql and a managed server: it must not start anything else.
+    if arguments.get(1).is_some_and(|command| command == guard::SUBCOMMAND) {
+        return ExitCode::from(u8::try_from(guard::run(&arguments[2..])).unwrap_or(1));
+    }
+    let cli = match Cli::try_parse_from(&arguments) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { Exit::Usage } else { Exit::Fine } as u8);
+        }
+    };
+    start_logging(&cli);
+    // Ignored where another library has installed one already; any will do.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: cannot start: {error}");
+            return ExitCode::from(Exit::Failed as u8);
+        }
+    };
+    let result = runtime.block_on(dispatch(cli));
+    // A query that is still running on a thread must not hold up the end.
+    runtime.shutdown_timeout(std::time::Duration::from_millis(100));
+    match result {
+        Ok(exit) => ExitCode::from(exit as u8),
+        Err(failure) => {
+            failure.print();
+            ExitCode::from(failure.exit as u8)
+        }
+    }
+}
+
+async fn dispatch(cli: Cli) -> Result<Exit, Failure> {
+    let settings = || settings::Settings::resolve(&cli.global);
+    match cli.command {
+        Command::Run(arguments) => run::run(arguments, settings()?).await,
+        Command::Score(arguments) => score::score(arguments, &settings()?).await,
+        Command::Ask(arguments) => ask::ask(arguments, &settings()?).await,
+        Command::Prompt { command } => prompt::prompt(command, &settings()?),
+        Command::Dataset { command } => dataset::dataset(command, &settings()?),
+        Command::Model { command } => model::model(command, &settings()?).await,
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "dinsql", &mut std::io::stdout());
+            Ok(Exit::Fine)
+        }
+    }
+}
+
+fn start_logging(cli: &Cli) {
+    use tracing_subscriber::EnvFilter;
+    // The client library writes whole error bodies, which may hold prompts, at error level.
+    let filter = EnvFilter::try_new(&cli.global.log)
+        .unwrap_or_else(|_| EnvFilter::new("warn"))
+        .add_directive("async_openai=off".parse().unwrap_or_else(|_| tracing_subscriber::filter::LevelFilter::WARN.into()));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+}

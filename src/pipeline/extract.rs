@@ -1,0 +1,313 @@
+//! Reads named outputs from a completion: SQL, lists, labels, text, patterns, JSON.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+
+use crate::config::pipeline::{DefaultValue, ExtractKind, Extractor, Take};
+use crate::sql::extract::{Occurrence, after_marker, clean_answer, extract_sql};
+
+/// The value of a stage's output.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum OutputValue {
+    Text(String),
+    List(Vec<String>),
+    Json(Json),
+}
+
+impl OutputValue {
+    /// As text: lists joined by `, `, JSON as JSON.
+    pub fn as_text(&self) -> String {
+        match self {
+            OutputValue::Text(text) => text.clone(),
+            OutputValue::List(items) => items.join(", "),
+            OutputValue::Json(json) => json.to_string(),
+        }
+    }
+}
+
+/// What came of one extractor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Extracted {
+    /// `None` where nothing was found and there is no default.
+    pub value: Option<OutputValue>,
+    pub used_default: bool,
+    pub notes: Vec<String>,
+}
+
+/// Reads one output. `fill` resolves `{{ stage.output }}` in a default.
+pub fn extract(extractor: &Extractor, answer: &str, fill: &dyn Fn(&str) -> String) -> Extracted {
+    let mut notes = Vec::new();
+    let found = find(extractor, answer, &mut notes);
+    if found.is_some() {
+        return Extracted { value: found, used_default: false, notes };
+    }
+    let value = extractor.default.as_ref().map(|default| match default {
+        DefaultValue::Text(text) => OutputValue::Text(fill(text)),
+        DefaultValue::List(items) => OutputValue::List(items.iter().map(|item| fill(item)).collect()),
+    });
+    Extracted { used_default: value.is_some(), value, notes }
+}
+
+fn find(extractor: &Extractor, answer: &str, notes: &mut Vec<String>) -> Option<OutputValue> {
+    let take = match extractor.take {
+        Take::First => Occurrence::First,
+        Take::Last => Occurrence::Last,
+    };
+    let marker = extractor.after.as_deref();
+    if extractor.kind == ExtractKind::Sql {
+        let found = extract_sql(answer, marker, take)?;
+        notes.extend(found.notes.into_iter().map(str::to_owned));
+        return Some(OutputValue::Text(found.sql));
+    }
+    let (cleaned, cut) = clean_answer(answer);
+    notes.extend(cut.into_iter().map(str::to_owned));
+    let scope = match marker {
+        Some(marker) => after_marker(cleaned, marker, take)?,
+        None => cleaned,
+    };
+    match &extractor.kind {
+        ExtractKind::Sql => None,
+        ExtractKind::List => read_list(scope).map(OutputValue::List),
+        ExtractKind::Label { one_of } => read_label(scope, one_of, marker.is_some(), take).map(OutputValue::Text),
+        ExtractKind::Text => {
+            let text = scope.trim();
+            (!text.is_empty()).then(|| OutputValue::Text(text.to_owned()))
+        }
+        ExtractKind::Regex { pattern } => {
+            // Validated when the pipeline was read.
+            let regex = regex::Regex::new(pattern).ok()?;
+            let captures = match take {
+                Occurrence::First => regex.captures_iter(scope).next(),
+                Occurrence::Last => regex.captures_iter(scope).last(),
+            }?;
+            captures.get(1).or_else(|| captures.get(0)).map(|found| OutputValue::Text(found.as_str().to_owned()))
+        }
+        ExtractKind::Json { pointer } => {
+            let json = read_json(scope, take)?;
+            let part = match pointer {
+                Some(pointer) => json.pointer(pointer)?.clone(),
+                None => json,
+            };
+            Some(match part {
+                Json::String(text) => OutputValue::Text(text),
+                Json::Null => return None,
+                other => OutputValue::Json(other),
+            })
+        }
+    }
+}
+
+/// `[a, "b, c", f(d, e)]`, over several lines if need be; without brackets, the rest of the line.
+/// Commas inside quotes and brackets do not separate. An empty pair of brackets is an empty list.
+fn read_list(text: &str) -> Option<Vec<String>> {
+    let trimmed = text.trim_start();
+    let trimmed = trimmed.strip_prefix("```json").or_else(|| trimmed.strip_prefix("```")).unwrap_or(trimmed).trim_start();
+    let (body, bracketed) = match trimmed.strip_prefix('[') {
+        Some(body) => (body, true),
+        None => (trimmed.lines().next()?, false),
+    };
+    let mut items = Vec::new();
+    let mut item = String::new();
+    let mut depth = 0_usize;
+    let mut quote: Option<char> = None;
+    let mut closed = false;
+    let mut previous = ' ';
+    let mut letters = body.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match quote {
+            Some(open) => {
+                item.push(letter);
+                if letter == open && previous != '\\' {
+                    quote = None;
+                }
+            }
+            None => match letter {
+                // An apostrophe inside a word (`Côte d'Ivoire`) opens nothing.
+                '"' | '\'' | '`' if !previous.is_alphanumeric() => {
+                    quote = Some(letter);
+                    item.push(letter);
+                }
+                '[' | '(' | '{' => {
+                    depth += 1;
+                    item.push(letter);
+                }
+                ']' if depth == 0 && bracketed => {
+                    closed = true;
+                    break;
+                }
+                ']' | ')' | '}' => {
+                    depth = depth.saturating_sub(1);
+                    item.push(letter);
+                }
+                ',' if depth == 0 => {
+                    items.push(std::mem::take(&mut item));
+                }
+                '\n' if bracketed && letters.peek() == Some(&'\n') => break,
+                other => item.push(other),
+            },
+        }
+        previous = letter;
+    }
+    items.push(item);
+    let items: Vec<String> = items.iter().map(|item| unquote(item)).filter(|item| !item.is_empty()).collect();
+    (closed || !items.is_empty()).then_some(items)
+}
+
+fn unquote(text: &str) -> String {
+    let text = text.trim();
+    for quote in ['"', '\'', '`'] {
+        let inner = text.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote));
+        if let Some(inner) = inner
+            && !inner.replace(&format!("\\{quote}"), "").contains(quote)
+        {
+            return inner.replace(&format!("\\{quote}"), &quote.to_string()).trim().to_owned();
+        }
+    }
+    text.to_owned()
+}
+
+/// The label as it is spelled in `one_of`; the first word where that is empty.
+fn read_label(text: &str, one_of: &[String], marked: bool, take: Occurrence) -> Option<String> {
+    if one_of.is_empty() {
+        let word = text.trim_start_matches(|letter: char| !letter.is_alphanumeric());
+        let word: String =
+            word.chars().take_while(|letter| letter.is_alphanumeric() || matches!(letter, '-' | '_')).collect();
+        return (!word.is_empty()).then_some(word);
+    }
+    // After a marker the label is on that line or the next; a whole answer may name it anywhere.
+    let scope: String = if marked {
+        text.trim_start().lines().take(1).collect()
+    } else {
+        text.to_owned()
+    };
+    let upper = scope.to_uppercase();
+    let part = |letter: char| letter.is_alphanumeric() || matches!(letter, '-' | '_');
+    let mut hits: Vec<(usize, usize, &String)> = Vec::new();
+    for label in one_of {
+        let wanted = label.to_uppercase();
+        for (at, _) in upper.match_indices(&wanted) {
+            let before = upper[..at].chars().next_back().is_some_and(part);
+            let after = upper[at + wanted.len()..].chars().next().is_some_and(part);
+            if !before && !after {
+                hits.push((at, wanted.len(), label));
+            }
+        }
+    }
+    // At one place the longest label counts: `NON-NESTED` is not `NESTED`.
+    hits.sort_by_key(|&(at, length, _)| (at, std::cmp::Reverse(length)));
+    let take = if marked { Occurrence::First } else { take };
+    match take {
+        Occurrence::First => hits.first(),
+        Occurrence::Last => hits.last(),
+    }
+    .map(|(_, _, label)| (*label).clone())
+}
+
+/// A JSON object or array in a text, fences and prose around it notwithstanding.
+fn read_json(text: &str, take: Occurrence) -> Option<Json> {
+    let mut found = None;
+    let mut at = 0;
+    while let Some(open) = text[at..].find(['{', '[']) {
+        let start = at + open;
+        let mut values = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Json>();
+        match values.next() {
+            Some(Ok(value)) => {
+                let end = start + values.byte_offset();
+                found = Some(value);
+                if take == Occurrence::First {
+                    break;
+                }
+                at = end;
+            }
+            _ => at = start + 1,
+        }
+    }
+    found.or_else(|| serde_json::from_str(text.trim()).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn list(text: &str) -> Option<Vec<String>> {
+        read_list(text)
+    }
+
+    #[test]
+    fn lists() {
+        let strings = |items: &[&str]| Some(items.iter().map(|&item| item.to_owned()).collect::<Vec<_>>());
+        assert_eq!(list(" [a.b, c.d = e.f, 'x, y', \"say \\\"hi\\\"\", f(g, h)] rest"), strings(&["a.b", "c.d = e.f", "x, y", "say \"hi\"", "f(g, h)"]));
+        assert_eq!(list("[\"Which, of these?\",\n \"b\"]\nmore"), strings(&["Which, of these?", "b"]));
+        assert_eq!(list("[]"), strings(&[]));
+        assert_eq!(list("[ ]"), strings(&[]));
+        assert_eq!(list("a, b\nc"), strings(&["a", "b"]));
+        assert_eq!(list("[Côte d'Ivoire, x]"), strings(&["Côte d'Ivoire", "x"]));
+        assert_eq!(list("[a, b"), strings(&["a", "b"]));
+        assert_eq!(list(""), None);
+    }
+
+    #[test]
+    fn labels() {
+        let classes: Vec<String> = ["EASY", "NON-NESTED", "NESTED"].iter().map(|&label| label.to_owned()).collect();
+        let label = |text: &str| read_label(text, &classes, true, Occurrence::Last);
+        assert_eq!(label(" \"NON-NESTED\""), Some("NON-NESTED".into()));
+        assert_eq!(label(" nested."), Some("NESTED".into()));
+        assert_eq!(label("\n**Easy**\nNESTED"), Some("EASY".into()));
+        assert_eq!(label(" HARD"), None);
+        assert_eq!(label(" UNNESTED"), None);
+        assert_eq!(read_label("first EASY, no: NESTED", &classes, false, Occurrence::Last), Some("NESTED".into()));
+        assert_eq!(read_label(" Yes, so", &[], true, Occurrence::Last), Some("Yes".into()));
+    }
+
+    #[test]
+    fn a_default_is_flagged() {
+        let extractor = Extractor {
+            kind: ExtractKind::Sql,
+            after: Some("Revised_SQL:".into()),
+            take: Take::Last,
+            default: Some(DefaultValue::Text("{{ generation.sql }}".into())),
+        };
+        let fill = |text: &str| text.replace("{{ generation.sql }}", "SELECT 7");
+        let extracted = extract(&extractor, "I see no fault.", &fill);
+        assert_eq!(extracted.value, Some(OutputValue::Text("SELECT 7".into())));
+        assert!(extracted.used_default);
+        let extracted = extract(&extractor, "Revised_SQL: SELECT 8", &fill);
+        assert_eq!(extracted.value, Some(OutputValue::Text("SELECT 8".into())));
+        assert!(!extracted.used_default);
+    }
+
+    #[test]
+    fn json_and_patterns() {
+        let json = |text: &str, take| read_json(text, take).map(|json| json.to_string());
+        assert_eq!(json("```json\n{\"a\": [1]}\n``` and {\"b\": 2} {", Occurrence::First), Some("{\"a\":[1]}".into()));
+        assert_eq!(json("{\"a\": 1} then {\"b\": 2}", Occurrence::Last), Some("{\"b\":2}".into()));
+        assert_eq!(json("none", Occurrence::Last), None);
+        let extractor = Extractor {
+            kind: ExtractKind::Regex { pattern: "answer is (\\w+)".into() },
+            after: None,
+            take: Take::Last,
+            default: None,
+        };
+        let extracted = extract(&extractor, "answer is a, no: answer is b", &|text| text.to_owned());
+        assert_eq!(extracted.value, Some(OutputValue::Text("b".into())));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_survived(text in "\\PC{0,120}") {
+            let _ = read_list(&text);
+            let _ = read_json(&text, Occurrence::Last);
+            let _ = read_label(&text, &["İYİ".to_owned(), "ß".to_owned()], false, Occurrence::Last);
+        }
+
+        #[test]
+        fn quoted_items_come_back(items in prop::collection::vec("[a-z,\\[\\] ]{1,10}[a-z]", 0..5)) {
+            let text = format!("[{}]", items.iter().map(|item| format!("\"{item}\"")).collect::<Vec<_>>().join(", "));
+            let expected: Vec<String> = items.iter().map(|item| item.trim().to_owned()).collect();
+            prop_assert_eq!(read_list(&text), Some(expected));
+        }
+    }
+}
