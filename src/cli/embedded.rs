@@ -84,6 +84,7 @@ impl LazyServer {
         .map_err(|error| chain(&error))?;
         let mut endpoint = Endpoint::new("embedded", server.base_url(), Some(server.api_key().clone()));
         endpoint.timeout = CALL_TIMEOUT;
+        endpoint.local = true;
         let model = OpenAiModel::new(endpoint).map_err(|error| error.to_string())?;
         Ok(Started { server, model })
     }
@@ -150,7 +151,7 @@ pub async fn fetch_with(entry: &'static ModelEntry, cache: &Path, verify: bool) 
     };
     let options = PullOptions { verify, cancel: cancel.clone(), ..PullOptions::default() };
     let models = default_models_dir(cache);
-    let work = pull(entry, &models, &options, &on_event);
+    let work = pull(entry, &models, options, &on_event);
     tokio::pin!(work);
     let result = loop {
         tokio::select! {

@@ -10,6 +10,7 @@ mod digest;
 mod error;
 mod load;
 mod manifest;
+mod predictions;
 mod select;
 mod source;
 mod text;
@@ -30,6 +31,7 @@ pub use digest::{database_digest, dataset_digest, example_digest, file_digest};
 pub use error::{DatasetError, Problem};
 pub use load::{FORMATS, FormatEntry, Languages, LoadOptions, languages_available, load};
 pub use manifest::{Fields, Manifest, Variant};
+pub use predictions::{Predictions, read_predictions};
 pub use select::{Condition, Selection};
 pub use source::{Source, list, resolve};
 

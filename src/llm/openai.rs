@@ -28,6 +28,8 @@ pub struct Endpoint {
     /// For one attempt, where the request does not say.
     pub timeout: Duration,
     pub connect_timeout: Duration,
+    /// Whether the server is on this machine, where no proxy leads.
+    pub local: bool,
 }
 
 impl Endpoint {
@@ -39,6 +41,7 @@ impl Endpoint {
             headers: Vec::new(),
             timeout: Duration::from_secs(120),
             connect_timeout: Duration::from_secs(10),
+            local: false,
         }
     }
 }
@@ -71,9 +74,13 @@ impl OpenAiModel {
         if !url.username().is_empty() || url.password().is_some() {
             return Err(fail("give the key by the environment or a file, not inside the address".into()));
         }
-        let http = reqwest::Client::builder()
+        let mut http = reqwest::Client::builder()
             .connect_timeout(endpoint.connect_timeout)
-            .user_agent(concat!("dinsql/", env!("CARGO_PKG_VERSION")))
+            .user_agent(concat!("dinsql/", env!("CARGO_PKG_VERSION")));
+        if endpoint.local {
+            http = http.no_proxy();
+        }
+        let http = http
             .build()
             .map_err(|error| fail(error.to_string()))?;
         let key = endpoint.key.as_ref().map_or("", |key| key.expose_secret());
@@ -81,9 +88,7 @@ impl OpenAiModel {
         for (name, value) in &endpoint.headers {
             let header = reqwest::header::HeaderName::from_bytes(name.as_bytes())
                 .map_err(|error| fail(format!("header `{name}`: {error}")))?;
-            let value = reqwest::header::HeaderValue::from_str(value)
-                .map_err(|error| fail(format!("header `{name}`: {error}")))?;
-            config = config.with_header(header, value).map_err(|error| fail(format!("header `{name}`: {error}")))?;
+            config = config.with_header(header, value.clone()).map_err(|error| fail(format!("header `{name}`: {error}")))?;
         }
         let service = Transport { http: http.clone(), timeout: endpoint.timeout };
         let client = Client::build(http.clone(), config).with_http_service(service);

@@ -1,1 +1,188 @@
-//! Tables.
+//! Tables about runs, for terminals.
+//!
+//! In: summaries and verdicts, as a run folder holds them. Out: text.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+
+use crate::metric::{Outcome, Verdict};
+use crate::run::{RunStatus, Summary};
+use crate::stats::mcnemar_exact;
+
+/// A run that is to be shown.
+#[derive(Debug, Clone)]
+pub struct RunResult {
+    pub folder: PathBuf,
+    pub summary: Summary,
+    pub verdicts: Vec<Verdict>,
+}
+
+/// Both runs' answers to the examples that both have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Paired {
+    pub both: u64,
+    pub only_first: u64,
+    pub only_second: u64,
+    pub neither: u64,
+}
+
+impl Paired {
+    pub fn new(first: &[Verdict], second: &[Verdict]) -> Self {
+        let known: HashMap<&str, bool> = first.iter().map(|verdict| (verdict.id.as_str(), verdict.is_right())).collect();
+        let mut paired = Paired::default();
+        for verdict in second {
+            match (known.get(verdict.id.as_str()), verdict.is_right()) {
+                (Some(true), true) => paired.both += 1,
+                (Some(true), false) => paired.only_first += 1,
+                (Some(false), true) => paired.only_second += 1,
+                (Some(false), false) => paired.neither += 1,
+                (None, _) => {}
+            }
+        }
+        paired
+    }
+
+    pub fn n(&self) -> u64 {
+        self.both + self.only_first + self.only_second + self.neither
+    }
+}
+
+/// Runs side by side: score, interval, and the paired difference to the first pipeline in the same language.
+pub fn comparison(results: &[RunResult]) -> String {
+    let baseline = results.first().map(|result| result.summary.pipeline.as_str()).unwrap_or_default();
+    let compared = results.iter().any(|result| result.summary.pipeline != baseline);
+    let mut header = vec!["pipeline", "lang", "N", "EX %", "95 % interval"];
+    let versus = format!("vs {baseline}");
+    if compared {
+        header.extend([versus.as_str(), "better/worse", "p"]);
+    }
+    header.extend(["calls", "tokens/ex", "s/ex"]);
+    let mut table = table(&header);
+    for result in in_order(results) {
+        let summary = &result.summary;
+        let ex = &summary.metrics["ex"];
+        let name = match summary.status {
+            RunStatus::Complete => summary.pipeline.clone(),
+            _ => format!("{} (partial)", summary.pipeline),
+        };
+        let mut row = vec![
+            name,
+            summary.lang.clone(),
+            summary.n.to_string(),
+            format!("{:.1}", ex.value * 100.0),
+            format!("{:.1} – {:.1}", ex.low * 100.0, ex.high * 100.0),
+        ];
+        if compared {
+            let reference = results.iter().find(|other| other.summary.pipeline == baseline && other.summary.lang == summary.lang);
+            match reference.filter(|_| summary.pipeline != baseline) {
+                Some(reference) => {
+                    let paired = Paired::new(&reference.verdicts, &result.verdicts);
+                    #[expect(clippy::cast_precision_loss, reason = "counts of examples are far below 2^53")]
+                    let difference =
+                        (paired.only_second as f64 - paired.only_first as f64) / (paired.n().max(1) as f64) * 100.0;
+                    row.push(format!("{difference:+.1}").replace('-', "−"));
+                    row.push(format!("{}/{}", paired.only_second, paired.only_first));
+                    row.push(p_value(mcnemar_exact(paired.only_first, paired.only_second)));
+                }
+                None => row.extend(["", "", ""].map(str::to_owned)),
+            }
+        }
+        #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
+        let per_example = |amount: u64| amount as f64 / summary.n.max(1) as f64;
+        row.push(summary.usage.calls.to_string());
+        row.push(if summary.usage.calls > 0 && summary.usage.calls_without_usage == summary.usage.calls {
+            "unknown".into()
+        } else {
+            format!("{:.0}", per_example(summary.usage.prompt_tokens + summary.usage.completion_tokens))
+        });
+        row.push(if summary.effort.cache_hits == summary.usage.calls {
+            "cached".into()
+        } else {
+            format!("{:.1}", per_example(summary.effort.latency_ms) / 1000.0)
+        });
+        add(&mut table, row);
+    }
+    table.to_string()
+}
+
+/// Scores by difficulty; `None` where no example has one, or all have the same.
+pub fn difficulty_table(results: &[RunResult]) -> Option<String> {
+    let mut classes: Vec<String> = Vec::new();
+    for result in results {
+        for class in result.summary.by_difficulty.keys() {
+            if !classes.contains(class) {
+                classes.push(class.clone());
+            }
+        }
+    }
+    if classes.len() < 2 {
+        return None;
+    }
+    let mut header = vec!["EX % by difficulty", "lang"];
+    header.extend(classes.iter().map(String::as_str));
+    let mut table = table(&header);
+    for result in in_order(results) {
+        let mut row = vec![result.summary.pipeline.clone(), result.summary.lang.clone()];
+        row.extend(classes.iter().map(|class| match result.summary.by_difficulty.get(class) {
+            Some(group) => format!("{:.1} (N {})", group.metrics["ex"].value * 100.0, group.n),
+            None => "–".into(),
+        }));
+        add(&mut table, row);
+    }
+    Some(table.to_string())
+}
+
+/// A line for each run in which some examples did not end as `answered`.
+pub fn outcome_lines(results: &[RunResult]) -> Vec<String> {
+    in_order(results)
+        .filter_map(|result| {
+            let others: Vec<String> = result
+                .summary
+                .outcomes
+                .iter()
+                .filter(|(outcome, _)| **outcome != Outcome::Answered)
+                .map(|(outcome, count)| format!("{count} {}", outcome.name()))
+                .collect();
+            let defaults = result.summary.usage.defaults_used;
+            let mut parts = others;
+            if defaults > 0 {
+                parts.push(format!("{defaults} outputs took their default"));
+            }
+            if result.summary.usage.truncated > 0 {
+                parts.push(format!("{} answers were cut at max_tokens", result.summary.usage.truncated));
+            }
+            (!parts.is_empty()).then(|| format!("{} {}: {}", result.summary.pipeline, result.summary.lang, parts.join(", ")))
+        })
+        .collect()
+}
+
+/// A pipeline's languages stand together, pipelines in the order they were given.
+fn in_order(results: &[RunResult]) -> impl Iterator<Item = &RunResult> {
+    let mut names: Vec<&str> = Vec::new();
+    for result in results {
+        if !names.contains(&result.summary.pipeline.as_str()) {
+            names.push(&result.summary.pipeline);
+        }
+    }
+    names.into_iter().flat_map(move |name| results.iter().filter(move |result| result.summary.pipeline == name))
+}
+
+fn p_value(p: f64) -> String {
+    if p < 0.001 { "< 0.001".into() } else { format!("{p:.3}") }
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header.to_vec());
+    table
+}
+
+fn add(table: &mut Table, row: Vec<String>) {
+    table.add_row(row.into_iter().enumerate().map(|(index, text)| {
+        let alignment = if index < 2 { CellAlignment::Left } else { CellAlignment::Right };
+        Cell::new(text).set_alignment(alignment)
+    }));
+}
