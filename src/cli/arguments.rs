@@ -22,14 +22,14 @@ pub struct Global {
     #[arg(long, global = true, env = "DINSQL_CONFIG", value_name = "FILE", help_heading = "Places")]
     pub config: Option<PathBuf>,
     /// Folder of templates, one folder a language [default: ./prompts, else those shipped]
-    #[arg(long, global = true, env = "DINSQL_PROMPTS", value_name = "DIR", help_heading = "Places")]
-    pub prompts: Option<PathBuf>,
+    #[arg(long, global = true, env = "DINSQL_PROMPTS_DIR", value_name = "DIR", help_heading = "Places")]
+    pub prompts_dir: Option<PathBuf>,
     /// Folder of pipeline files [default: ./pipelines, else those shipped]
-    #[arg(long, global = true, env = "DINSQL_PIPELINES", value_name = "DIR", help_heading = "Places")]
-    pub pipelines: Option<PathBuf>,
+    #[arg(long, global = true, env = "DINSQL_PIPELINES_DIR", value_name = "DIR", help_heading = "Places")]
+    pub pipelines_dir: Option<PathBuf>,
     /// Folder of dataset manifests, may be given several times [default: ./datasets, then those shipped]
-    #[arg(long, global = true, env = "DINSQL_DATASETS", value_name = "DIR", value_delimiter = ':', help_heading = "Places")]
-    pub datasets: Vec<PathBuf>,
+    #[arg(long, global = true, env = "DINSQL_DATASETS_DIR", value_name = "DIR", value_delimiter = ':', help_heading = "Places")]
+    pub datasets_dir: Vec<PathBuf>,
     /// Folder of run folders [default: ./runs]
     #[arg(long, global = true, env = "DINSQL_RUNS_DIR", value_name = "DIR", help_heading = "Places")]
     pub runs_dir: Option<PathBuf>,

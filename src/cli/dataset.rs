@@ -97,22 +97,21 @@ struct BuiltProbe<'a> {
     settings: &'a Settings,
 }
 
-impl BuiltProbe<'_> {
-    fn path(&self, path: &std::path::Path) -> Result<std::path::PathBuf, String> {
-        let text = path.with_extension("sql");
-        if !path.exists() && text.is_file() {
-            return crate::engine::build_database(&text, &self.settings.cache.join("databases")).map_err(|error| error.message);
-        }
-        Ok(path.to_owned())
-    }
-}
-
 impl dataset::DatabaseProbe for BuiltProbe<'_> {
+    fn locate(&self, path: &std::path::Path) -> std::path::PathBuf {
+        let text = path.with_extension("sql");
+        if path.exists() || !text.is_file() {
+            return path.to_owned();
+        }
+        // Where it cannot be built, the check names the database that is missing.
+        crate::engine::build_database(&text, &self.settings.cache.join("databases")).unwrap_or_else(|_| path.to_owned())
+    }
+
     fn open_and_check(&self, path: &std::path::Path) -> Result<dataset::ProbeInfo, String> {
-        self.probe.open_and_check(&self.path(path)?)
+        self.probe.open_and_check(path)
     }
 
     fn prepare(&self, path: &std::path::Path, sql: &str) -> Result<(), String> {
-        self.probe.prepare(&self.path(path)?, sql)
+        self.probe.prepare(path, sql)
     }
 }

@@ -43,16 +43,16 @@ impl Settings {
         let root = file.parent().map(Path::to_owned).unwrap_or_default();
         let of_project = |path: &Option<PathBuf>| path.as_ref().map(|path| root.join(path));
         let existing = |name: &str| Some(PathBuf::from(name)).filter(|path| path.is_dir());
-        for (flag, folder) in [("--prompts", &global.prompts), ("--pipelines", &global.pipelines)] {
+        for (flag, folder) in [("--prompts-dir", &global.prompts_dir), ("--pipelines-dir", &global.pipelines_dir)] {
             if let Some(folder) = folder
                 && !folder.is_dir()
             {
                 return Err(Failure::message(Exit::Usage, format!("{flag} {}: no such folder", folder.display())));
             }
         }
-        let prompts = global.prompts.clone().or_else(|| of_project(&project.prompts)).or_else(|| existing("prompts"));
-        let pipelines = global.pipelines.clone().or_else(|| of_project(&project.pipelines)).or_else(|| existing("pipelines"));
-        let mut dataset_folders = global.datasets.clone();
+        let prompts = global.prompts_dir.clone().or_else(|| of_project(&project.prompts)).or_else(|| existing("prompts"));
+        let pipelines = global.pipelines_dir.clone().or_else(|| of_project(&project.pipelines)).or_else(|| existing("pipelines"));
+        let mut dataset_folders = global.datasets_dir.clone();
         dataset_folders.extend(project.datasets.iter().map(|folder| root.join(folder)));
         dataset_folders.extend(existing("datasets"));
         let cache = global

@@ -18,6 +18,10 @@ use super::{DatabaseRef, Dialect};
 
 /// What opens databases for a check.
 pub trait DatabaseProbe {
+    /// Where the database really is: a database may be built elsewhere from a text beside its place.
+    fn locate(&self, path: &Path) -> PathBuf {
+        path.to_owned()
+    }
     /// Opens the database and runs its integrity check; the error says what is wrong.
     fn open_and_check(&self, path: &Path) -> Result<ProbeInfo, String>;
     /// Whether the query prepares on the database; the error says why not.
@@ -115,7 +119,12 @@ pub fn check(source: &Source, options: &LoadOptions, probe: &dyn DatabaseProbe) 
                 split: options.split.clone(),
             },
         ) {
-            Ok(loaded) => checked.extend(checker.language(&loaded, language, source.manifest.format.0.name)),
+            Ok(mut loaded) => {
+                for database in loaded.dataset.databases.values_mut() {
+                    database.path = probe.locate(&database.path);
+                }
+                checked.extend(checker.language(&loaded, language, source.manifest.format.0.name));
+            }
             Err(error) => checker.unreadable(source, &error),
         }
     }

@@ -124,9 +124,9 @@ impl ExampleRun {
         for (stage, outputs) in &self.outputs {
             let fields: BTreeMap<String, Value> =
                 outputs.iter().map(|(name, output)| (name.clone(), to_template(output))).collect();
-            variables.insert(stage.clone(), Value::from_iter(fields));
+            variables.insert(stage.clone(), Value::from_pairs(fields));
         }
-        resources.prompts.render(&example.language, template, Value::from_iter(variables)).map_err(|source| {
+        resources.prompts.render(&example.language, template, Value::from_pairs(variables)).map_err(|source| {
             StageError::Prompt {
                 example: example.id.clone(),
                 stage: resources.pipeline.stages[index].name.clone(),
