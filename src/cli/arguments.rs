@@ -19,25 +19,69 @@ pub struct Cli {
 #[derive(Debug, Args)]
 pub struct Global {
     /// Project file with providers and folders
-    #[arg(long, global = true, env = "DINSQL_CONFIG", value_name = "FILE", help_heading = "Places")]
+    #[arg(
+        long,
+        global = true,
+        env = "DINSQL_CONFIG",
+        value_name = "FILE",
+        help_heading = "Places"
+    )]
     pub config: Option<PathBuf>,
     /// Folder of templates, one folder a language [default: ./prompts, else those shipped]
-    #[arg(long, global = true, env = "DINSQL_PROMPTS_DIR", value_name = "DIR", help_heading = "Places")]
+    #[arg(
+        long,
+        global = true,
+        env = "DINSQL_PROMPTS_DIR",
+        value_name = "DIR",
+        help_heading = "Places"
+    )]
     pub prompts_dir: Option<PathBuf>,
     /// Folder of pipeline files [default: ./pipelines, else those shipped]
-    #[arg(long, global = true, env = "DINSQL_PIPELINES_DIR", value_name = "DIR", help_heading = "Places")]
+    #[arg(
+        long,
+        global = true,
+        env = "DINSQL_PIPELINES_DIR",
+        value_name = "DIR",
+        help_heading = "Places"
+    )]
     pub pipelines_dir: Option<PathBuf>,
     /// Folder of dataset manifests, may be given several times [default: ./datasets, then those shipped]
-    #[arg(long, global = true, env = "DINSQL_DATASETS_DIR", value_name = "DIR", value_delimiter = ':', help_heading = "Places")]
+    #[arg(
+        long,
+        global = true,
+        env = "DINSQL_DATASETS_DIR",
+        value_name = "DIR",
+        value_delimiter = ':',
+        help_heading = "Places"
+    )]
     pub datasets_dir: Vec<PathBuf>,
     /// Folder of run folders [default: ./runs]
-    #[arg(long, global = true, env = "DINSQL_RUNS_DIR", value_name = "DIR", help_heading = "Places")]
+    #[arg(
+        long,
+        global = true,
+        env = "DINSQL_RUNS_DIR",
+        value_name = "DIR",
+        help_heading = "Places"
+    )]
     pub runs_dir: Option<PathBuf>,
     /// Folder of the completion cache, models and built databases [default: the user's cache folder]
-    #[arg(long, global = true, env = "DINSQL_CACHE", value_name = "DIR", help_heading = "Places")]
+    #[arg(
+        long,
+        global = true,
+        env = "DINSQL_CACHE",
+        value_name = "DIR",
+        help_heading = "Places"
+    )]
     pub cache: Option<PathBuf>,
     /// Log filter, as in `debug` or `dinsql=debug`
-    #[arg(long, global = true, env = "DINSQL_LOG", value_name = "FILTER", default_value = "warn", help_heading = "Places")]
+    #[arg(
+        long,
+        global = true,
+        env = "DINSQL_LOG",
+        value_name = "FILTER",
+        default_value = "warn",
+        help_heading = "Places"
+    )]
     pub log: String,
 }
 

@@ -63,10 +63,17 @@ async fn show(arguments: &AskArguments, trace: &Trace, database: PathBuf) -> Res
     let Some(sql) = &trace.prediction else {
         let reason = trace.error.clone().unwrap_or_default();
         if arguments.json {
-            println!("{}", json!({ "sql": null, "outcome": trace.outcome, "error": reason, "stages": trace.stages }));
+            println!(
+                "{}",
+                json!({ "sql": null, "outcome": trace.outcome, "error": reason, "stages": trace.stages })
+            );
             return Ok(Exit::Failed);
         }
-        let answer = trace.stages.last().and_then(|stage| stage.completion.as_ref()).map(|completion| completion.text.clone());
+        let answer = trace
+            .stages
+            .last()
+            .and_then(|stage| stage.completion.as_ref())
+            .map(|completion| completion.text.clone());
         let failure = Failure::message(Exit::Failed, format!("no query: {reason}"));
         return Err(match answer {
             Some(answer) => failure.hint(format!("the model said: {}", printable(&answer))),
@@ -76,7 +83,11 @@ async fn show(arguments: &AskArguments, trace: &Trace, database: PathBuf) -> Res
     let executed = executor(&arguments.execution)?.run(database, sql.clone()).await;
     if arguments.json {
         let (columns, rows, error) = match &executed {
-            Ok(result) => (json!(result.columns), json!(result.rows.iter().take(arguments.rows).collect::<Vec<_>>()), None),
+            Ok(result) => (
+                json!(result.columns),
+                json!(result.rows.iter().take(arguments.rows).collect::<Vec<_>>()),
+                None,
+            ),
             Err(error) => (json!(null), json!(null), Some(error.to_string())),
         };
         println!(
@@ -89,7 +100,12 @@ async fn show(arguments: &AskArguments, trace: &Trace, database: PathBuf) -> Res
     match executed {
         Ok(result) => {
             let header: Vec<&str> = result.columns.iter().map(String::as_str).collect();
-            let rows: Vec<Vec<String>> = result.rows.iter().take(arguments.rows).map(|row| row.iter().map(cell).collect()).collect();
+            let rows: Vec<Vec<String>> = result
+                .rows
+                .iter()
+                .take(arguments.rows)
+                .map(|row| row.iter().map(cell).collect())
+                .collect();
             let shown = rows.len();
             println!("{}", table(&header, rows));
             if result.rows.len() > shown {
@@ -97,7 +113,10 @@ async fn show(arguments: &AskArguments, trace: &Trace, database: PathBuf) -> Res
             }
             Ok(Exit::Fine)
         }
-        Err(error) => Err(Failure::message(Exit::Failed, format!("the query does not run: {error}"))),
+        Err(error) => Err(Failure::message(
+            Exit::Failed,
+            format!("the query does not run: {error}"),
+        )),
     }
 }
 
@@ -106,17 +125,33 @@ fn find_database(arguments: &AskArguments, settings: &Settings) -> Result<Databa
     let Some(data) = &arguments.data else {
         let id = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_file() {
-            let descriptions = path.parent().map(|folder| folder.join("database_description")).filter(|folder| folder.is_dir());
-            return Ok(DatabaseRef { id, path: path.to_owned(), descriptions });
+            let descriptions = path
+                .parent()
+                .map(|folder| folder.join("database_description"))
+                .filter(|folder| folder.is_dir());
+            return Ok(DatabaseRef {
+                id,
+                path: path.to_owned(),
+                descriptions,
+            });
         }
-        return Err(Failure::message(Exit::Usage, format!("no database file {}", path.display()))
-            .hint("to name a database of a dataset, give --data as well"));
+        return Err(
+            Failure::message(Exit::Usage, format!("no database file {}", path.display()))
+                .hint("to name a database of a dataset, give --data as well"),
+        );
     };
     let source = settings.source(data)?;
     let dataset = settings.load(&source, Some(&arguments.lang), None)?;
     dataset.databases.get(&arguments.db).cloned().ok_or_else(|| {
         let known: Vec<&str> = dataset.databases.keys().map(String::as_str).collect();
-        Failure::message(Exit::Usage, format!("dataset `{data}` has no database `{}` (there are: {})", arguments.db, known.join(", ")))
+        Failure::message(
+            Exit::Usage,
+            format!(
+                "dataset `{data}` has no database `{}` (there are: {})",
+                arguments.db,
+                known.join(", ")
+            ),
+        )
     })
 }
 
@@ -127,7 +162,11 @@ fn cell(value: &Value) -> String {
         Value::Real(number) => number.to_string(),
         Value::Text(text) => {
             let shown: String = text.chars().take(80).collect();
-            if shown.len() < text.len() { format!("{shown}…") } else { shown }
+            if shown.len() < text.len() {
+                format!("{shown}…")
+            } else {
+                shown
+            }
         }
         Value::Blob(bytes) => format!("<blob of {} bytes>", bytes.len()),
     }

@@ -13,7 +13,12 @@ use crate::engine::SqliteProbe;
 pub fn dataset(command: DatasetCommand, settings: &Settings) -> Result<Exit, Failure> {
     match command {
         DatasetCommand::List { json } => list(settings, json),
-        DatasetCommand::Check { data, lang, split, json } => check(settings, &data, LoadOptions { language: lang, split }, json),
+        DatasetCommand::Check {
+            data,
+            lang,
+            split,
+            json,
+        } => check(settings, &data, LoadOptions { language: lang, split }, json),
     }
 }
 
@@ -49,14 +54,25 @@ fn list(settings: &Settings, as_json: bool) -> Result<Exit, Failure> {
 
 fn check(settings: &Settings, data: &str, options: LoadOptions, as_json: bool) -> Result<Exit, Failure> {
     let source = settings.source(data)?;
-    let report = dataset::check(&source, &options, &BuiltProbe { probe: SqliteProbe::default(), settings });
+    let report = dataset::check(
+        &source,
+        &options,
+        &BuiltProbe {
+            probe: SqliteProbe::default(),
+            settings,
+        },
+    );
     let exit = if report.errors > 0 { Exit::Failed } else { Exit::Fine };
     if as_json {
         println!("{}", serde_json::to_string(&report)?);
         return Ok(exit);
     }
     for language in &report.languages {
-        let difficulties: Vec<String> = language.difficulties.iter().map(|(name, count)| format!("{count} {name}")).collect();
+        let difficulties: Vec<String> = language
+            .difficulties
+            .iter()
+            .map(|(name, count)| format!("{count} {name}"))
+            .collect();
         println!(
             "{} {} ({}): {}, {} with gold{}",
             report.name,
@@ -64,7 +80,11 @@ fn check(settings: &Settings, data: &str, options: LoadOptions, as_json: bool) -
             language.language,
             count(language.examples, "example"),
             thousands(language.with_gold as u64),
-            if difficulties.is_empty() { String::new() } else { format!(" ({})", difficulties.join(", ")) }
+            if difficulties.is_empty() {
+                String::new()
+            } else {
+                format!(" ({})", difficulties.join(", "))
+            }
         );
         let rows = language
             .databases
@@ -77,17 +97,36 @@ fn check(settings: &Settings, data: &str, options: LoadOptions, as_json: bool) -
                     number(database.tables.map(|tables| tables as u64)),
                     number(database.rows),
                     number(database.size_bytes.map(|size| size.div_ceil(1024))),
-                    database.digest.as_deref().map_or_else(|| "–".to_owned(), |digest| digest.chars().take(12).collect()),
+                    database
+                        .digest
+                        .as_deref()
+                        .map_or_else(|| "–".to_owned(), |digest| digest.chars().take(12).collect()),
                 ]
             })
             .collect();
-        println!("{}", table(&["database", "examples", "tables", "rows", "KiB", "digest"], rows));
+        println!(
+            "{}",
+            table(&["database", "examples", "tables", "rows", "KiB", "digest"], rows)
+        );
     }
     for problem in &report.problems {
-        let severity = if problem.severity == Severity::Error { "error" } else { "warning" };
-        println!("{severity} [{}] {}: {}", problem.code, printable(&problem.place), printable(&problem.message));
+        let severity = if problem.severity == Severity::Error {
+            "error"
+        } else {
+            "warning"
+        };
+        println!(
+            "{severity} [{}] {}: {}",
+            problem.code,
+            printable(&problem.place),
+            printable(&problem.message)
+        );
     }
-    println!("{}, {}", count(report.errors, "error"), count(report.warnings, "warning"));
+    println!(
+        "{}, {}",
+        count(report.errors, "error"),
+        count(report.warnings, "warning")
+    );
     Ok(exit)
 }
 

@@ -9,7 +9,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::OnceCell;
 
 use super::exit::{Exit, Failure};
-use crate::llm::embedded::{CancelFlag, Catalog, ManagedServer, ModelEntry, PullEvent, PullOptions, ServerConfig, ServerEvent, default_models_dir, pull};
+use crate::llm::embedded::{
+    CancelFlag, Catalog, ManagedServer, ModelEntry, PullEvent, PullOptions, ServerConfig, ServerEvent,
+    default_models_dir, pull,
+};
 use crate::llm::openai::{Endpoint, OpenAiModel};
 use crate::llm::{CallError, Completion, ErrorClass, Model, Request};
 
@@ -70,13 +73,19 @@ impl LazyServer {
             Choice::Catalogued(entry) => fetch(entry, &self.cache).await?,
             Choice::File { path, .. } => path.clone(),
         };
-        let guard = std::env::current_exe().map_err(|error| format!("cannot find the dinsql program itself: {error}"))?;
-        let log = self.cache.join("logs").join(format!("server-{}.log", std::process::id()));
+        let guard =
+            std::env::current_exe().map_err(|error| format!("cannot find the dinsql program itself: {error}"))?;
+        let log = self
+            .cache
+            .join("logs")
+            .join(format!("server-{}.log", std::process::id()));
         let mut config = ServerConfig::new(file, &self.choice.name(), &self.cache, guard, log);
         config.slots = self.slots;
         config.server_binary.clone_from(&self.llama_server);
         let server = ManagedServer::start(&config, &|event| match event {
-            ServerEvent::PreparingPython => eprintln!("making a private Python environment for the local model server (once)"),
+            ServerEvent::PreparingPython => {
+                eprintln!("making a private Python environment for the local model server (once)")
+            }
             ServerEvent::Loading { engine } => eprintln!("starting the local model server ({engine})"),
             ServerEvent::Ready { seconds } => tracing::info!(seconds, "the local model server answers"),
         })
@@ -94,7 +103,10 @@ impl LazyServer {
             Ok(started) => started.model.complete(request).await.map_err(|error| {
                 if error.class == ErrorClass::Connection {
                     let tail = started.server.log_tail(5);
-                    CallError { message: format!("{}; the server's log ends:\n{tail}", error.message), ..error }
+                    CallError {
+                        message: format!("{}; the server's log ends:\n{tail}", error.message),
+                        ..error
+                    }
                 } else {
                     error
                 }
@@ -141,7 +153,9 @@ pub async fn fetch_with(entry: &'static ModelEntry, cache: &Path, verify: bool) 
     let cancel = CancelFlag::default();
     let on_event = |event: PullEvent| match event {
         PullEvent::Waiting => eprintln!("another process is fetching {}; waiting for it", entry.name),
-        PullEvent::Source { label } => eprintln!("fetching {} ({} MB) from {label}", entry.name, entry.size / 1_000_000),
+        PullEvent::Source { label } => {
+            eprintln!("fetching {} ({} MB) from {label}", entry.name, entry.size / 1_000_000)
+        }
         PullEvent::Progress { done, .. } => bar.set_position(done),
         PullEvent::Verifying { done, .. } => {
             bar.set_message("verifying");
@@ -149,7 +163,11 @@ pub async fn fetch_with(entry: &'static ModelEntry, cache: &Path, verify: bool) 
         }
         PullEvent::FellThrough { label, reason } => eprintln!("{label}: {reason}"),
     };
-    let options = PullOptions { verify, cancel: cancel.clone(), ..PullOptions::default() };
+    let options = PullOptions {
+        verify,
+        cancel: cancel.clone(),
+        ..PullOptions::default()
+    };
     let models = default_models_dir(cache);
     let work = pull(entry, &models, options, &on_event);
     tokio::pin!(work);
@@ -168,14 +186,22 @@ pub fn choose(name: Option<&str>, file: Option<&Path>) -> Result<Choice, Failure
     if let Some(path) = file {
         let digest = crate::dataset::file_digest(path)
             .map_err(|error| Failure::message(Exit::Usage, format!("--model-file {}: {error}", path.display())))?;
-        return Ok(Choice::File { path: path.to_owned(), digest });
+        return Ok(Choice::File {
+            path: path.to_owned(),
+            digest,
+        });
     }
     let catalog = Catalog::builtin();
-    let Some(name) = name else { return Ok(Choice::Catalogued(catalog.default_model())) };
+    let Some(name) = name else {
+        return Ok(Choice::Catalogued(catalog.default_model()));
+    };
     catalog.get(name).map(Choice::Catalogued).ok_or_else(|| {
         let known: Vec<&str> = catalog.models().iter().map(|entry| entry.name.as_str()).collect();
-        Failure::message(Exit::Usage, format!("no embedded model `{name}` (there are: {})", known.join(", ")))
-            .hint("for another server's model give --base-url, a provider of dinsql.yaml, or set OPENAI_API_KEY")
+        Failure::message(
+            Exit::Usage,
+            format!("no embedded model `{name}` (there are: {})", known.join(", ")),
+        )
+        .hint("for another server's model give --base-url, a provider of dinsql.yaml, or set OPENAI_API_KEY")
     })
 }
 

@@ -29,7 +29,11 @@ pub struct Failure {
 
 impl Failure {
     pub fn new(exit: Exit, error: impl Into<anyhow::Error>) -> Self {
-        Failure { exit, error: error.into(), hints: Vec::new() }
+        Failure {
+            exit,
+            error: error.into(),
+            hints: Vec::new(),
+        }
     }
 
     /// Wrong usage or an invalid file.
@@ -49,10 +53,11 @@ impl Failure {
 
     /// Writes the failure to standard error.
     pub fn print(&self) {
-        let diagnostics = self
-            .error
-            .chain()
-            .find_map(|error| error.downcast_ref::<Diagnostics>().or_else(|| error.downcast_ref::<Box<Diagnostics>>().map(AsRef::as_ref)));
+        let diagnostics = self.error.chain().find_map(|error| {
+            error
+                .downcast_ref::<Diagnostics>()
+                .or_else(|| error.downcast_ref::<Box<Diagnostics>>().map(AsRef::as_ref))
+        });
         if let Some(diagnostics) = diagnostics {
             let color = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
             eprint!("{}", diagnostics.render(color, 110));

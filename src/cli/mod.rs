@@ -83,7 +83,11 @@ fn start_logging(cli: &Cli) {
     // The client library writes whole error bodies, which may hold prompts, at error level.
     let filter = EnvFilter::try_new(&cli.global.log)
         .unwrap_or_else(|_| EnvFilter::new("warn"))
-        .add_directive("async_openai=off".parse().unwrap_or_else(|_| tracing_subscriber::filter::LevelFilter::WARN.into()));
+        .add_directive(
+            "async_openai=off"
+                .parse()
+                .unwrap_or_else(|_| tracing_subscriber::filter::LevelFilter::WARN.into()),
+        );
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -44,9 +44,19 @@ async fn list(arguments: &ModelArguments, settings: &Settings, as_json: bool) ->
             ModelState::Unverified => "fetched, not verified".into(),
             ModelState::Verified => "ready".into(),
         };
-        let name = if entry.name == default { format!("{} (default)", entry.name) } else { entry.name.clone() };
+        let name = if entry.name == default {
+            format!("{} (default)", entry.name)
+        } else {
+            entry.name.clone()
+        };
         entries.push(json!({ "name": entry.name, "default": entry.name == default, "bytes": entry.size, "license": entry.license, "state": state, "description": entry.description }));
-        rows.push(vec![name, format!("{} MB", thousands(entry.size / 1_000_000)), entry.license.clone(), state, entry.description.clone()]);
+        rows.push(vec![
+            name,
+            format!("{} MB", thousands(entry.size / 1_000_000)),
+            entry.license.clone(),
+            state,
+            entry.description.clone(),
+        ]);
     }
     if as_json {
         println!("{}", json!({ "models": entries }));
@@ -58,13 +68,23 @@ async fn list(arguments: &ModelArguments, settings: &Settings, as_json: bool) ->
 
 async fn test(arguments: &ModelArguments, settings: &Settings, as_json: bool) -> Result<Exit, Failure> {
     // A call that the cache answers would test nothing.
-    let arguments = ModelArguments { no_cache: true, ..arguments.clone() };
+    let arguments = ModelArguments {
+        no_cache: true,
+        ..arguments.clone()
+    };
     let providers = Providers::set_up(&arguments, settings, &[])?;
-    let spec = ModelSpec { temperature: Some(0.0), max_tokens: Some(32), ..ModelSpec::default() };
+    let spec = ModelSpec {
+        temperature: Some(0.0),
+        max_tokens: Some(32),
+        ..ModelSpec::default()
+    };
     let result = async {
         let route = providers.router.route(&spec).map_err(Failure::usage)?;
         let question = "Write one SQL query that returns the number 42. Answer with the query only.";
-        let request = route.request(vec![Message { role: Role::User, content: question.into() }]);
+        let request = route.request(vec![Message {
+            role: Role::User,
+            content: question.into(),
+        }]);
         let answer = route.provider.model.complete(&request).await.map_err(stopped)?;
         Ok::<_, Failure>((route.provider.identity.clone(), route.model_name.clone(), answer))
     }
@@ -79,9 +99,15 @@ async fn test(arguments: &ModelArguments, settings: &Settings, as_json: bool) ->
     let rows = vec![
         vec!["provider".into(), provider],
         vec!["model asked".into(), name],
-        vec!["model that answered".into(), answer.served_model.unwrap_or_else(|| "not told".into())],
+        vec![
+            "model that answered".into(),
+            answer.served_model.unwrap_or_else(|| "not told".into()),
+        ],
         vec!["answer".into(), answer.text],
-        vec!["finish reason".into(), answer.finish_reason.unwrap_or_else(|| "not told".into())],
+        vec![
+            "finish reason".into(),
+            answer.finish_reason.unwrap_or_else(|| "not told".into()),
+        ],
         vec!["prompt tokens".into(), known(answer.usage.prompt)],
         vec!["completion tokens".into(), known(answer.usage.completion)],
         vec!["latency".into(), format!("{} ms", answer.latency_ms)],
@@ -96,12 +122,21 @@ async fn pull(name: Option<&str>, settings: &Settings) -> Result<Exit, Failure> 
         None => catalog.default_model(),
         Some(name) => catalog.get(name).ok_or_else(|| {
             let known: Vec<&str> = catalog.models().iter().map(|entry| entry.name.as_str()).collect();
-            Failure::message(Exit::Usage, format!("no embedded model `{name}` (there are: {})", known.join(", ")))
+            Failure::message(
+                Exit::Usage,
+                format!("no embedded model `{name}` (there are: {})", known.join(", ")),
+            )
         })?,
     };
-    let path = embedded::fetch_with(entry, &settings.cache, true).await.map_err(|reason| Failure::message(Exit::Failed, reason))?;
+    let path = embedded::fetch_with(entry, &settings.cache, true)
+        .await
+        .map_err(|reason| Failure::message(Exit::Failed, reason))?;
     println!("{}", path.display());
-    println!("sha256 {} ({} bytes): as published", entry.sha256, thousands(entry.size));
+    println!(
+        "sha256 {} ({} bytes): as published",
+        entry.sha256,
+        thousands(entry.size)
+    );
     Ok(Exit::Fine)
 }
 

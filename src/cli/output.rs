@@ -5,15 +5,22 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 /// A table that fits the terminal; numbers stand right.
 pub fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+    table
+        .load_style(presets::UTF8_FULL_CONDENSED)
+        .set_content_arrangement(ContentArrangement::Dynamic);
     if let Some(width) = width() {
         table.set_width(width);
     }
     table.set_header(header);
     for row in rows {
         table.add_row(row.into_iter().map(|text| {
-            let numeric = text.starts_with(|first: char| first.is_ascii_digit() || matches!(first, '+' | '−' | '-' | '–' | '<'));
-            Cell::new(printable(&text)).set_alignment(if numeric { CellAlignment::Right } else { CellAlignment::Left })
+            let numeric =
+                text.starts_with(|first: char| first.is_ascii_digit() || matches!(first, '+' | '−' | '-' | '–' | '<'));
+            Cell::new(printable(&text)).set_alignment(if numeric {
+                CellAlignment::Right
+            } else {
+                CellAlignment::Left
+            })
         }));
     }
     table.to_string()
@@ -22,7 +29,11 @@ pub fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
 fn width() -> Option<u16> {
     use std::io::IsTerminal;
     // A pipe has no width: lines stay whole.
-    if std::io::stdout().is_terminal() { None } else { Some(160) }
+    if std::io::stdout().is_terminal() {
+        None
+    } else {
+        Some(160)
+    }
 }
 
 /// Data and model output may hold anything: control characters and marks that turn the line around are shown, not obeyed.
@@ -86,7 +97,10 @@ mod tests {
 
     #[test]
     fn control_characters_are_shown_not_obeyed() {
-        assert_eq!(printable("a\u{1b}[31mb\rc\u{202e}d\0"), "a\u{fffd}[31mb\u{fffd}c\u{fffd}d\u{fffd}");
+        assert_eq!(
+            printable("a\u{1b}[31mb\rc\u{202e}d\0"),
+            "a\u{fffd}[31mb\u{fffd}c\u{fffd}d\u{fffd}"
+        );
         assert_eq!(printable_lines("a\n\u{7}b\n"), "a\n\u{fffd}b\n");
     }
 }

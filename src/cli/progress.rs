@@ -38,7 +38,11 @@ impl Progress {
     /// `label` names the run; `total` is how many examples are left to do.
     pub fn new(label: String, total: u64) -> Self {
         let terminal = std::io::stderr().is_terminal();
-        let target = if terminal { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };
+        let target = if terminal {
+            ProgressDrawTarget::stderr_with_hz(8)
+        } else {
+            ProgressDrawTarget::hidden()
+        };
         let bar = ProgressBar::with_draw_target(Some(total), target);
         let style = ProgressStyle::with_template("{prefix} {bar:24.cyan/dim} {pos}/{len} {msg} {elapsed_precise}")
             .unwrap_or_else(|_| ProgressStyle::default_bar());
@@ -46,9 +50,19 @@ impl Progress {
         bar.set_prefix(label.clone());
         bar.enable_steady_tick(Duration::from_millis(500));
         if !terminal {
-            eprintln!("{label}: {} to do", super::output::count(usize::try_from(total).unwrap_or(usize::MAX), "example"));
+            eprintln!(
+                "{label}: {} to do",
+                super::output::count(usize::try_from(total).unwrap_or(usize::MAX), "example")
+            );
         }
-        Progress { bar, label, total, started: Instant::now(), terminal, counts: Mutex::default() }
+        Progress {
+            bar,
+            label,
+            total,
+            started: Instant::now(),
+            terminal,
+            counts: Mutex::default(),
+        }
     }
 
     pub fn on_event(&self, event: &Event) {
@@ -88,7 +102,13 @@ impl Progress {
         }
         #[expect(clippy::cast_precision_loss, reason = "counts of calls are far below 2^53")]
         let rate = counts.calls as f64 / seconds;
-        let _ = write!(text, "· {} calls ({rate:.1}/s, {} cached) · {} tokens", thousands(counts.calls), thousands(counts.hits), thousands(counts.tokens));
+        let _ = write!(
+            text,
+            "· {} calls ({rate:.1}/s, {} cached) · {} tokens",
+            thousands(counts.calls),
+            thousands(counts.hits),
+            thousands(counts.tokens)
+        );
         if counts.errors > 0 {
             let _ = write!(text, " · {} model errors", counts.errors);
         }

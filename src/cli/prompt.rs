@@ -32,7 +32,10 @@ fn list(settings: &Settings, as_json: bool) -> Result<Exit, Failure> {
     let by_language = settings.store.list();
     let mut by_name: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (language, names) in &by_language {
-        for name in names.iter().filter(|name| !name.rsplit('/').next().unwrap_or_default().starts_with('_')) {
+        for name in names
+            .iter()
+            .filter(|name| !name.rsplit('/').next().unwrap_or_default().starts_with('_'))
+        {
             by_name.entry(name).or_default().push(language);
         }
     }
@@ -40,7 +43,10 @@ fn list(settings: &Settings, as_json: bool) -> Result<Exit, Failure> {
         println!("{}", json!({ "place": settings.store.place(), "templates": by_name }));
         return Ok(Exit::Fine);
     }
-    let rows = by_name.iter().map(|(name, languages)| vec![(*name).to_owned(), languages.join(", ")]).collect();
+    let rows = by_name
+        .iter()
+        .map(|(name, languages)| vec![(*name).to_owned(), languages.join(", ")])
+        .collect();
     println!("{}", table(&["template", "languages"], rows));
     println!("in {}", settings.store.place());
     Ok(Exit::Fine)
@@ -59,18 +65,36 @@ fn render(arguments: &RenderArguments, settings: &Settings) -> Result<Exit, Fail
     let pipeline = settings.pipeline(&arguments.pipeline, &arguments.set)?;
     let source = settings.source(&arguments.data)?;
     let dataset = settings.load(&source, arguments.lang.as_deref(), arguments.split.as_deref())?;
-    let example = dataset.examples.iter().find(|example| example.id == arguments.example).cloned().ok_or_else(|| {
-        let failure = Failure::message(Exit::Usage, format!("no example `{}` in dataset `{}`", arguments.example, dataset.name));
-        match did_you_mean(&arguments.example, dataset.examples.iter().map(|example| example.id.as_str())) {
-            Some(near) => failure.hint(format!("did you mean `{near}`?")),
-            None => failure,
-        }
-    })?;
+    let example = dataset
+        .examples
+        .iter()
+        .find(|example| example.id == arguments.example)
+        .cloned()
+        .ok_or_else(|| {
+            let failure = Failure::message(
+                Exit::Usage,
+                format!("no example `{}` in dataset `{}`", arguments.example, dataset.name),
+            );
+            match did_you_mean(
+                &arguments.example,
+                dataset.examples.iter().map(|example| example.id.as_str()),
+            ) {
+                Some(near) => failure.hint(format!("did you mean `{near}`?")),
+                None => failure,
+            }
+        })?;
     if let Some(wanted) = &arguments.stage
         && pipeline.stage(wanted).is_none()
     {
         let names: Vec<&str> = pipeline.stages.iter().map(|stage| stage.name.as_str()).collect();
-        return Err(Failure::message(Exit::Usage, format!("pipeline `{}` has no stage `{wanted}` (there are: {})", pipeline.name, names.join(", "))));
+        return Err(Failure::message(
+            Exit::Usage,
+            format!(
+                "pipeline `{}` has no stage `{wanted}` (there are: {})",
+                pipeline.name,
+                names.join(", ")
+            ),
+        ));
     }
     let recorded = match &arguments.run {
         Some(folder) => Some(recorded_trace(folder, &example.id)?),
@@ -79,8 +103,10 @@ fn render(arguments: &RenderArguments, settings: &Settings) -> Result<Exit, Fail
     let language = example.language.clone();
     let resources = resources(pipeline, settings.prompts(), &dataset);
     let rendered = render_stages(&resources, example, recorded.as_ref())?;
-    let shown: Vec<&Rendered> =
-        rendered.iter().filter(|rendered| arguments.stage.as_ref().is_none_or(|stage| *stage == rendered.stage)).collect();
+    let shown: Vec<&Rendered> = rendered
+        .iter()
+        .filter(|rendered| arguments.stage.as_ref().is_none_or(|stage| *stage == rendered.stage))
+        .collect();
     if arguments.json {
         let stages: Vec<Json> = shown
             .iter()
@@ -102,8 +128,16 @@ fn render(arguments: &RenderArguments, settings: &Settings) -> Result<Exit, Fail
         return Ok(Exit::Fine);
     }
     for rendered in shown {
-        let case = rendered.case.as_ref().map(|case| format!(", case {case}")).unwrap_or_default();
-        let inputs = if rendered.inputs == "placeholder" { ", earlier stages' outputs are placeholders" } else { "" };
+        let case = rendered
+            .case
+            .as_ref()
+            .map(|case| format!(", case {case}"))
+            .unwrap_or_default();
+        let inputs = if rendered.inputs == "placeholder" {
+            ", earlier stages' outputs are placeholders"
+        } else {
+            ""
+        };
         println!(
             "━━ stage {} · {}/{}{case} · about {} tokens{inputs}",
             rendered.stage,
@@ -112,7 +146,11 @@ fn render(arguments: &RenderArguments, settings: &Settings) -> Result<Exit, Fail
             thousands(tokens::count(&rendered.messages) as u64)
         );
         for message in &rendered.messages {
-            println!("── {} ({} tokens)", message.role.name(), tokens::count_text(&message.content));
+            println!(
+                "── {} ({} tokens)",
+                message.role.name(),
+                tokens::count_text(&message.content)
+            );
             println!("{}", printable_lines(&message.content));
         }
         println!();
@@ -126,7 +164,12 @@ fn resources(pipeline: Pipeline, prompts: Arc<Prompts>, dataset: &Dataset) -> Re
         pipeline,
         prompts,
         schemas: Arc::new(SchemaCache::default()),
-        router: Arc::new(Router { providers: BTreeMap::new(), default: String::new(), overrides: ModelSpec::default(), repeat: 0 }),
+        router: Arc::new(Router {
+            providers: BTreeMap::new(),
+            default: String::new(),
+            overrides: ModelSpec::default(),
+            repeat: 0,
+        }),
         dialect: dataset.dialect,
         databases: dataset.databases.clone(),
     }
@@ -139,17 +182,29 @@ fn render_stages(resources: &Resources, example: Example, recorded: Option<&Trac
     for (index, stage) in resources.pipeline.stages.iter().enumerate() {
         // With recorded outputs the label chooses one case; a placeholder label says nothing, so each case is shown.
         let templates: Vec<(Option<String>, String)> = match &stage.kind {
-            StageKind::Switch { cases, .. } if inputs != "recorded" => {
-                cases.iter().map(|(label, case)| (Some(label.clone()), case.template.clone())).collect()
-            }
+            StageKind::Switch { cases, .. } if inputs != "recorded" => cases
+                .iter()
+                .map(|(label, case)| (Some(label.clone()), case.template.clone()))
+                .collect(),
             _ => match run.choose(resources, index) {
                 Ok((template, _)) => vec![(None, template.to_owned())],
-                Err(reason) => return Err(Failure::message(Exit::Failed, format!("stage `{}`: {reason}", stage.name))),
+                Err(reason) => {
+                    return Err(Failure::message(
+                        Exit::Failed,
+                        format!("stage `{}`: {reason}", stage.name),
+                    ));
+                }
             },
         };
         for (case, template) in templates {
             let messages = run.render(resources, index, &template)?;
-            rendered.push(Rendered { stage: stage.name.clone(), template, case, messages, inputs });
+            rendered.push(Rendered {
+                stage: stage.name.clone(),
+                template,
+                case,
+                messages,
+                inputs,
+            });
         }
         let known = recorded.and_then(|trace| trace.stages.iter().find(|known| known.stage == stage.name));
         match known {
@@ -187,7 +242,8 @@ fn placeholders(stage: &Stage) -> IndexMap<String, OutputValue> {
 
 fn recorded_trace(folder: &Path, id: &str) -> Result<Trace, Failure> {
     let path = folder.join("traces.jsonl");
-    let file = std::fs::File::open(&path).map_err(|error| Failure::message(Exit::Usage, format!("cannot read {}: {error}", path.display())))?;
+    let file = std::fs::File::open(&path)
+        .map_err(|error| Failure::message(Exit::Usage, format!("cannot read {}: {error}", path.display())))?;
     for line in std::io::BufReader::new(file).lines().map_while(Result::ok) {
         if let Ok(trace) = serde_json::from_str::<Trace>(&line)
             && trace.id == id
@@ -195,18 +251,29 @@ fn recorded_trace(folder: &Path, id: &str) -> Result<Trace, Failure> {
             return Ok(trace);
         }
     }
-    Err(Failure::message(Exit::Usage, format!("{} has no trace of example `{id}`", path.display())))
+    Err(Failure::message(
+        Exit::Usage,
+        format!("{} has no trace of example `{id}`", path.display()),
+    ))
 }
 
 fn check(arguments: &LintArguments, settings: &Settings) -> Result<Exit, Failure> {
-    let names = if arguments.pipelines.is_empty() { settings.pipeline_names() } else { arguments.pipelines.clone() };
+    let names = if arguments.pipelines.is_empty() {
+        settings.pipeline_names()
+    } else {
+        arguments.pipelines.clone()
+    };
     let prompts = settings.prompts();
     let mut problems: Vec<Json> = Vec::new();
     let mut checked = 0;
     let mut sizes = Vec::new();
     for name in &names {
         let pipeline = settings.pipeline(name, &[])?;
-        let languages = if arguments.lang.is_empty() { prompts.languages() } else { arguments.lang.clone() };
+        let languages = if arguments.lang.is_empty() {
+            prompts.languages()
+        } else {
+            arguments.lang.clone()
+        };
         let report = lint(&pipeline, &prompts, &languages);
         checked += report.checked;
         problems.extend(report.problems.iter().map(|problem| {
@@ -217,7 +284,9 @@ fn check(arguments: &LintArguments, settings: &Settings) -> Result<Exit, Failure
             for language in &languages {
                 if let Some(data) = &arguments.data {
                     let source = settings.source(data)?;
-                    let Ok(dataset) = settings.load(&source, Some(language), None) else { continue };
+                    let Ok(dataset) = settings.load(&source, Some(language), None) else {
+                        continue;
+                    };
                     sizes.extend(longest(&pipeline, &prompts, &dataset, language)?);
                 }
             }
@@ -238,22 +307,56 @@ fn check(arguments: &LintArguments, settings: &Settings) -> Result<Exit, Failure
                 json!({ "pipeline": pipeline, "lang": language, "stage": stage, "template": template, "longest_example": example, "prompt_tokens": size, "max_tokens": answer })
             })
             .collect();
-        println!("{}", json!({ "checked": checked, "problems": problems, "sizes": sizes }));
+        println!(
+            "{}",
+            json!({ "checked": checked, "problems": problems, "sizes": sizes })
+        );
     } else {
         for problem in &problems {
             let text = |key: &str| problem[key].as_str().unwrap_or_default().to_owned();
-            println!("{} · {}/{} (stage {}): {}", text("pipeline"), text("lang"), text("template"), text("stage"), text("message"));
+            println!(
+                "{} · {}/{} (stage {}): {}",
+                text("pipeline"),
+                text("lang"),
+                text("template"),
+                text("stage"),
+                text("message")
+            );
         }
         if !sizes.is_empty() {
             let rows = sizes
                 .iter()
                 .map(|(pipeline, language, stage, template, example, size, answer)| {
-                    vec![pipeline.clone(), language.clone(), format!("{stage} ({template})"), example.clone(), thousands(*size as u64), answer.to_string()]
+                    vec![
+                        pipeline.clone(),
+                        language.clone(),
+                        format!("{stage} ({template})"),
+                        example.clone(),
+                        thousands(*size as u64),
+                        answer.to_string(),
+                    ]
                 })
                 .collect();
-            println!("{}", table(&["pipeline", "lang", "stage", "longest example", "prompt tokens", "max_tokens"], rows));
+            println!(
+                "{}",
+                table(
+                    &[
+                        "pipeline",
+                        "lang",
+                        "stage",
+                        "longest example",
+                        "prompt tokens",
+                        "max_tokens"
+                    ],
+                    rows
+                )
+            );
         }
-        println!("{} looked at, {} found", count(checked, "template"), count(problems.len(), "problem"));
+        println!(
+            "{} looked at, {} found",
+            count(checked, "template"),
+            count(problems.len(), "problem")
+        );
     }
     Ok(if problems.is_empty() { Exit::Fine } else { Exit::Failed })
 }
@@ -261,7 +364,12 @@ fn check(arguments: &LintArguments, settings: &Settings) -> Result<Exit, Failure
 type Size = (String, String, String, String, String, usize, usize);
 
 /// The longest prompt of each template over a dataset: one example of each database, the one with the longest question.
-fn longest(pipeline: &Pipeline, prompts: &Arc<Prompts>, dataset: &Dataset, language: &str) -> Result<Vec<Size>, Failure> {
+fn longest(
+    pipeline: &Pipeline,
+    prompts: &Arc<Prompts>,
+    dataset: &Dataset,
+    language: &str,
+) -> Result<Vec<Size>, Failure> {
     let mut by_database: BTreeMap<&str, &Example> = BTreeMap::new();
     for example in &dataset.examples {
         let known = by_database.entry(&example.database).or_insert(example);
@@ -274,7 +382,9 @@ fn longest(pipeline: &Pipeline, prompts: &Arc<Prompts>, dataset: &Dataset, langu
     for example in by_database.into_values() {
         for rendered in render_stages(&resources, example.clone(), None)? {
             let size = tokens::count(&rendered.messages);
-            let known = largest.entry((rendered.stage, rendered.template)).or_insert_with(|| (example.id.clone(), 0));
+            let known = largest
+                .entry((rendered.stage, rendered.template))
+                .or_insert_with(|| (example.id.clone(), 0));
             if size > known.1 {
                 *known = (example.id.clone(), size);
             }
@@ -283,8 +393,19 @@ fn longest(pipeline: &Pipeline, prompts: &Arc<Prompts>, dataset: &Dataset, langu
     Ok(largest
         .into_iter()
         .map(|((stage, template), (example, size))| {
-            let spec = pipeline.stage(&stage).map(|found| found.model.over(&pipeline.model)).unwrap_or_default();
-            (pipeline.name.clone(), language.to_owned(), stage, template, example, size, spec.max_tokens.unwrap_or(0) as usize)
+            let spec = pipeline
+                .stage(&stage)
+                .map(|found| found.model.over(&pipeline.model))
+                .unwrap_or_default();
+            (
+                pipeline.name.clone(),
+                language.to_owned(),
+                stage,
+                template,
+                example,
+                size,
+                spec.max_tokens.unwrap_or(0) as usize,
+            )
         })
         .collect())
 }

@@ -41,7 +41,11 @@ impl Providers {
         let mut names = vec![default.clone()];
         for pipeline in pipelines {
             let specs = std::iter::once(&pipeline.model).chain(pipeline.stages.iter().map(|stage| &stage.model));
-            names.extend(specs.filter_map(|spec| spec.provider.clone()).filter(|name| name != "default"));
+            names.extend(
+                specs
+                    .filter_map(|spec| spec.provider.clone())
+                    .filter(|name| name != "default"),
+            );
         }
         names.sort();
         names.dedup();
@@ -56,23 +60,37 @@ impl Providers {
         for name in names {
             let is_default = name == default;
             let asked = arguments.concurrency.map(|count| count as usize);
-            let (identity, model, defaults, fixed_model, at_once): (String, Arc<dyn Model>, ModelSpec, bool, usize) = if name == EMBEDDED {
-                let wanted = if is_default { arguments.model.as_deref() } else { None };
-                let choice = embedded::choose(wanted, arguments.model_file.as_deref())?;
-                let spec = ModelSpec { name: Some(choice.name()), ..ModelSpec::default() };
-                let identity = choice.identity();
-                let lazy = Arc::new(LazyServer::new(choice, &settings.cache, arguments.llama_server.clone(), arguments.concurrency));
-                let slots = lazy.slots as usize;
-                server = Some(Arc::clone(&lazy));
-                (identity, lazy, spec, true, slots)
-            } else {
-                let (endpoint, provider) = endpoint(&name, arguments, settings, is_default)?;
-                let identity = format!("{} {}", endpoint.name, endpoint.base_url);
-                let spec = ModelSpec { name: provider.and_then(|provider| provider.model.clone()), ..ModelSpec::default() };
-                let at_once = asked.or_else(|| provider.and_then(|provider| provider.concurrency)).unwrap_or(DEFAULT_CONCURRENCY);
-                let model = OpenAiModel::new(endpoint).map_err(Failure::usage)?;
-                (identity, Arc::new(model), spec, false, at_once)
-            };
+            let (identity, model, defaults, fixed_model, at_once): (String, Arc<dyn Model>, ModelSpec, bool, usize) =
+                if name == EMBEDDED {
+                    let wanted = if is_default { arguments.model.as_deref() } else { None };
+                    let choice = embedded::choose(wanted, arguments.model_file.as_deref())?;
+                    let spec = ModelSpec {
+                        name: Some(choice.name()),
+                        ..ModelSpec::default()
+                    };
+                    let identity = choice.identity();
+                    let lazy = Arc::new(LazyServer::new(
+                        choice,
+                        &settings.cache,
+                        arguments.llama_server.clone(),
+                        arguments.concurrency,
+                    ));
+                    let slots = lazy.slots as usize;
+                    server = Some(Arc::clone(&lazy));
+                    (identity, lazy, spec, true, slots)
+                } else {
+                    let (endpoint, provider) = endpoint(&name, arguments, settings, is_default)?;
+                    let identity = format!("{} {}", endpoint.name, endpoint.base_url);
+                    let spec = ModelSpec {
+                        name: provider.and_then(|provider| provider.model.clone()),
+                        ..ModelSpec::default()
+                    };
+                    let at_once = asked
+                        .or_else(|| provider.and_then(|provider| provider.concurrency))
+                        .unwrap_or(DEFAULT_CONCURRENCY);
+                    let model = OpenAiModel::new(endpoint).map_err(Failure::usage)?;
+                    (identity, Arc::new(model), spec, false, at_once)
+                };
             if is_default {
                 concurrency = at_once;
             }
@@ -80,7 +98,15 @@ impl Providers {
             if let Some(cache) = &cache {
                 model = Arc::new(CachedModel::new(model, cache.clone()));
             }
-            providers.insert(name, Provider { identity, model, defaults, fixed_model });
+            providers.insert(
+                name,
+                Provider {
+                    identity,
+                    model,
+                    defaults,
+                    fixed_model,
+                },
+            );
         }
         let overrides = ModelSpec {
             name: arguments.model.clone(),
@@ -90,7 +116,12 @@ impl Providers {
         };
         let embedded = default == EMBEDDED;
         Ok(Providers {
-            router: Arc::new(Router { providers, default, overrides, repeat: 0 }),
+            router: Arc::new(Router {
+                providers,
+                default,
+                overrides,
+                repeat: 0,
+            }),
             concurrency,
             embedded,
             server,
@@ -108,7 +139,9 @@ impl Providers {
 
 /// Tests make waits short; a person never needs to.
 fn retry_policy() -> RetryPolicy {
-    let milliseconds = std::env::var("DINSQL_TEST_RETRY_MS").ok().and_then(|text| text.parse().ok());
+    let milliseconds = std::env::var("DINSQL_TEST_RETRY_MS")
+        .ok()
+        .and_then(|text| text.parse().ok());
     match milliseconds {
         Some(first) => RetryPolicy {
             first_wait: Duration::from_millis(first),
@@ -121,13 +154,21 @@ fn retry_policy() -> RetryPolicy {
 
 /// Which provider answers where a pipeline does not say.
 fn default_provider(arguments: &ModelArguments, settings: &Settings) -> Result<String, Failure> {
-    let known: Vec<&str> =
-        settings.project.providers.keys().map(String::as_str).chain([OPENAI, EMBEDDED]).collect();
+    let known: Vec<&str> = settings
+        .project
+        .providers
+        .keys()
+        .map(String::as_str)
+        .chain([OPENAI, EMBEDDED])
+        .collect();
     let check = |name: &str| {
         if known.contains(&name) {
             return Ok(name.to_owned());
         }
-        let failure = Failure::message(Exit::Usage, format!("no provider `{name}` (there are: {})", known.join(", ")));
+        let failure = Failure::message(
+            Exit::Usage,
+            format!("no provider `{name}` (there are: {})", known.join(", ")),
+        );
         Err(match did_you_mean(name, known.iter().copied()) {
             Some(near) => failure.hint(format!("did you mean `{near}`?")),
             None => failure.hint("providers are described in dinsql.yaml"),
@@ -145,7 +186,12 @@ fn default_provider(arguments: &ModelArguments, settings: &Settings) -> Result<S
     if let Some(name) = &settings.project.default_provider {
         return check(name);
     }
-    Ok(if environment_key(KEY_VARIABLE).is_some() { OPENAI } else { EMBEDDED }.into())
+    Ok(if environment_key(KEY_VARIABLE).is_some() {
+        OPENAI
+    } else {
+        EMBEDDED
+    }
+    .into())
 }
 
 fn endpoint<'a>(
@@ -156,7 +202,10 @@ fn endpoint<'a>(
 ) -> Result<(Endpoint, Option<&'a ProviderSettings>), Failure> {
     let configured = settings.project.providers.get(name);
     if configured.is_none() && name != OPENAI {
-        return Err(Failure::message(Exit::Usage, format!("a pipeline names the provider `{name}`, which dinsql.yaml does not describe")));
+        return Err(Failure::message(
+            Exit::Usage,
+            format!("a pipeline names the provider `{name}`, which dinsql.yaml does not describe"),
+        ));
     }
     let base_url = match (&arguments.base_url, configured) {
         (Some(url), _) if is_default => url.clone(),
@@ -166,20 +215,42 @@ fn endpoint<'a>(
     };
     let key = match (&arguments.api_key_file, configured) {
         (Some(file), _) if is_default => Some(key_from_file(file)?),
-        (_, Some(ProviderSettings { api_key_file: Some(file), .. })) => Some(key_from_file(file)?),
-        (_, Some(ProviderSettings { api_key_env: Some(variable), .. })) => Some(environment_key(variable).ok_or_else(|| {
-            Failure::message(Exit::Usage, format!("provider `{name}` takes its key from the environment variable {variable}, which is not set"))
+        (
+            _,
+            Some(ProviderSettings {
+                api_key_file: Some(file),
+                ..
+            }),
+        ) => Some(key_from_file(file)?),
+        (
+            _,
+            Some(ProviderSettings {
+                api_key_env: Some(variable),
+                ..
+            }),
+        ) => Some(environment_key(variable).ok_or_else(|| {
+            Failure::message(
+                Exit::Usage,
+                format!("provider `{name}` takes its key from the environment variable {variable}, which is not set"),
+            )
         })?),
         (_, Some(_)) => None,
         (_, None) => environment_key(KEY_VARIABLE),
     };
     if key.is_none() && base_url == OPENAI_URL {
-        return Err(Failure::message(Exit::Usage, format!("no API key for {OPENAI_URL}"))
-            .hint(format!("set {KEY_VARIABLE}, or give --api-key-file FILE; --provider {EMBEDDED} needs none")));
+        return Err(
+            Failure::message(Exit::Usage, format!("no API key for {OPENAI_URL}")).hint(format!(
+                "set {KEY_VARIABLE}, or give --api-key-file FILE; --provider {EMBEDDED} needs none"
+            )),
+        );
     }
     let mut endpoint = Endpoint::new(name, &base_url, key);
     if let Some(provider) = configured {
-        endpoint.headers = provider.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+        endpoint.headers = provider
+            .headers
+            .iter()
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
         if let Some(seconds) = provider.timeout {
             endpoint.timeout = Duration::from_secs_f64(seconds);
         }
@@ -188,25 +259,42 @@ fn endpoint<'a>(
 }
 
 /// Only for listing and testing: the client of the default provider, where it is no embedded one.
-pub fn remote(arguments: &ModelArguments, settings: &Settings) -> Result<Option<(OpenAiModel, Option<String>)>, Failure> {
+pub fn remote(
+    arguments: &ModelArguments,
+    settings: &Settings,
+) -> Result<Option<(OpenAiModel, Option<String>)>, Failure> {
     let name = default_provider(arguments, settings)?;
     if name == EMBEDDED {
         return Ok(None);
     }
     let (endpoint, provider) = endpoint(&name, arguments, settings, true)?;
-    let model = arguments.model.clone().or_else(|| provider.and_then(|provider| provider.model.clone()));
+    let model = arguments
+        .model
+        .clone()
+        .or_else(|| provider.and_then(|provider| provider.model.clone()));
     Ok(Some((OpenAiModel::new(endpoint).map_err(Failure::usage)?, model)))
 }
 
 fn environment_key(variable: &str) -> Option<SecretString> {
-    std::env::var(variable).ok().map(|key| key.trim().to_owned()).filter(|key| !key.is_empty()).map(SecretString::from)
+    std::env::var(variable)
+        .ok()
+        .map(|key| key.trim().to_owned())
+        .filter(|key| !key.is_empty())
+        .map(SecretString::from)
 }
 
 fn key_from_file(path: &std::path::Path) -> Result<SecretString, Failure> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure::message(Exit::Usage, format!("cannot read the API key file {}: {error}", path.display())))?;
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Failure::message(
+            Exit::Usage,
+            format!("cannot read the API key file {}: {error}", path.display()),
+        )
+    })?;
     match text.lines().map(str::trim).find(|line| !line.is_empty()) {
         Some(key) => Ok(SecretString::from(key)),
-        None => Err(Failure::message(Exit::Usage, format!("the API key file {} is empty", path.display()))),
+        None => Err(Failure::message(
+            Exit::Usage,
+            format!("the API key file {} is empty", path.display()),
+        )),
     }
 }

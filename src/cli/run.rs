@@ -20,8 +20,8 @@ use crate::pipeline::Resources;
 use crate::prompt::{Prompts, lint, template_digest};
 use crate::report::{RunResult, comparison, difficulty_table, outcome_lines};
 use crate::run::{
-    DatabaseRecord, Digests, FORMAT, Order, RunEnd, RunFolder, RunRecord, RunStatus, StopSignal, Summary, TemplateRecord,
-    execute, finish,
+    DatabaseRecord, Digests, FORMAT, Order, RunEnd, RunFolder, RunRecord, RunStatus, StopSignal, Summary,
+    TemplateRecord, execute, finish,
 };
 use crate::schema::SchemaCache;
 
@@ -48,8 +48,11 @@ pub async fn run(arguments: RunArguments, settings: Settings) -> Result<Exit, Fa
     };
     let data = arguments.data.clone().unwrap_or_default();
     let prompts = settings.prompts();
-    let pipelines: Vec<Pipeline> =
-        arguments.pipelines.iter().map(|name| settings.pipeline(name, &arguments.set)).collect::<Result<_, _>>()?;
+    let pipelines: Vec<Pipeline> = arguments
+        .pipelines
+        .iter()
+        .map(|name| settings.pipeline(name, &arguments.set))
+        .collect::<Result<_, _>>()?;
     refuse_equal_names(&pipelines)?;
     let plan = plan(&arguments, &settings, &data, &pipelines)?;
     check_templates(&plan, &prompts)?;
@@ -58,7 +61,16 @@ pub async fn run(arguments: RunArguments, settings: Settings) -> Result<Exit, Fa
     announce(&providers, &pipelines)?;
     let stop = StopSignal::default();
     watch_signals(stop.clone());
-    let outcome = run_all(&plan, &arguments, &settings, &prompts, &providers, &stop, only.as_deref()).await;
+    let outcome = run_all(
+        &plan,
+        &arguments,
+        &settings,
+        &prompts,
+        &providers,
+        &stop,
+        only.as_deref(),
+    )
+    .await;
     providers.shut_down().await;
     let (results, failure) = outcome?;
     if arguments.json {
@@ -74,7 +86,9 @@ pub async fn run(arguments: RunArguments, settings: Settings) -> Result<Exit, Fa
         eprintln!("interrupted; the same command goes on from there");
         return Ok(Exit::Interrupted);
     }
-    let model_errors = results.iter().any(|result| result.summary.outcomes.contains_key(&Outcome::ModelError));
+    let model_errors = results
+        .iter()
+        .any(|result| result.summary.outcomes.contains_key(&Outcome::ModelError));
     Ok(if model_errors { Exit::ModelErrors } else { Exit::Fine })
 }
 
@@ -83,10 +97,18 @@ fn recorded_arguments(folder: &Path, now: &RunArguments) -> Result<(RunArguments
     let path = folder.join("run.json");
     let fail = |reason: String| Failure::message(Exit::Usage, format!("cannot resume {}: {reason}", folder.display()));
     let bytes = std::fs::read(&path).map_err(|error| fail(format!("{}: {error}", path.display())))?;
-    let record: RunRecord = serde_json::from_slice(&bytes).map_err(|error| fail(format!("{}: {error}", path.display())))?;
+    let record: RunRecord =
+        serde_json::from_slice(&bytes).map_err(|error| fail(format!("{}: {error}", path.display())))?;
     let words = std::iter::once("dinsql".to_owned()).chain(record.arguments.iter().cloned());
     match Cli::try_parse_from(words).map(|cli| cli.command) {
-        Ok(Command::Run(arguments)) => Ok((RunArguments { resume: None, json: now.json, ..arguments }, record.identity)),
+        Ok(Command::Run(arguments)) => Ok((
+            RunArguments {
+                resume: None,
+                json: now.json,
+                ..arguments
+            },
+            record.identity,
+        )),
         Ok(_) => Err(fail("it was not made by `dinsql run`".into())),
         Err(error) => Err(fail(format!("its arguments are not understood: {error}"))),
     }
@@ -96,15 +118,23 @@ fn refuse_equal_names(pipelines: &[Pipeline]) -> Result<(), Failure> {
     let mut names = BTreeSet::new();
     for pipeline in pipelines {
         if !names.insert(&pipeline.name) {
-            return Err(Failure::message(Exit::Usage, format!("two of the pipelines are named `{}`", pipeline.name))
-                .hint("results are told apart by name: change one file's `name`"));
+            return Err(Failure::message(
+                Exit::Usage,
+                format!("two of the pipelines are named `{}`", pipeline.name),
+            )
+            .hint("results are told apart by name: change one file's `name`"));
         }
     }
     Ok(())
 }
 
 /// Every pipeline in every language, a language after the other.
-fn plan(arguments: &RunArguments, settings: &Settings, data: &str, pipelines: &[Pipeline]) -> Result<Vec<Planned>, Failure> {
+fn plan(
+    arguments: &RunArguments,
+    settings: &Settings,
+    data: &str,
+    pipelines: &[Pipeline],
+) -> Result<Vec<Planned>, Failure> {
     let source = settings.source(data)?;
     let split = arguments.selection.split.as_deref();
     let languages: Vec<Option<String>> = if arguments.lang.is_empty() {
@@ -125,8 +155,12 @@ fn plan(arguments: &RunArguments, settings: &Settings, data: &str, pipelines: &[
     for language in languages {
         let mut dataset = settings.load(&source, language.as_deref(), split)?;
         settings.select(&mut dataset, &arguments.selection)?;
-        let without: Vec<&str> =
-            dataset.examples.iter().filter(|example| example.gold.is_empty()).map(|example| example.id.as_str()).collect();
+        let without: Vec<&str> = dataset
+            .examples
+            .iter()
+            .filter(|example| example.gold.is_empty())
+            .map(|example| example.id.as_str())
+            .collect();
         if !without.is_empty() && !arguments.allow_missing_gold {
             let shown = without.iter().take(5).copied().collect::<Vec<_>>().join(", ");
             let message = format!(
@@ -138,7 +172,9 @@ fn plan(arguments: &RunArguments, settings: &Settings, data: &str, pipelines: &[
             return Err(Failure::message(Exit::Usage, message)
                 .hint("leave them out with --ids or --where, or take them along with --allow-missing-gold"));
         }
-        let language = language.or_else(|| dataset.examples.first().map(|example| example.language.clone())).unwrap_or_else(|| "en".into());
+        let language = language
+            .or_else(|| dataset.examples.first().map(|example| example.language.clone()))
+            .unwrap_or_else(|| "en".into());
         let dataset = Arc::new(dataset);
         for pipeline in pipelines {
             plan.push(Planned {
@@ -158,13 +194,17 @@ fn check_templates(plan: &[Planned], prompts: &Prompts) -> Result<(), Failure> {
     for planned in plan {
         let report = lint(&planned.pipeline, prompts, std::slice::from_ref(&planned.language));
         problems.extend(report.problems.into_iter().map(|problem| {
-            format!("pipeline `{}`, stage `{}`, template `{}/{}`: {}", planned.pipeline.name, problem.stage, problem.language, problem.template, problem.message)
+            format!(
+                "pipeline `{}`, stage `{}`, template `{}/{}`: {}",
+                planned.pipeline.name, problem.stage, problem.language, problem.template, problem.message
+            )
         }));
     }
     if problems.is_empty() {
         return Ok(());
     }
-    Err(Failure::message(Exit::Usage, problems.join("\nerror: ")).hint("`dinsql prompt lint` checks all languages at once"))
+    Err(Failure::message(Exit::Usage, problems.join("\nerror: "))
+        .hint("`dinsql prompt lint` checks all languages at once"))
 }
 
 /// Finds a database that is not there before the first call is paid for.
@@ -173,7 +213,9 @@ fn check_databases(plan: &[Planned]) -> Result<(), Failure> {
     let mut seen = BTreeSet::new();
     for planned in plan {
         for example in &planned.dataset.examples {
-            let Some(database) = planned.dataset.databases.get(&example.database) else { continue };
+            let Some(database) = planned.dataset.databases.get(&example.database) else {
+                continue;
+            };
             if seen.insert(database.path.clone())
                 && let Err(error) = open_trusted(&database.path)
             {
@@ -184,7 +226,8 @@ fn check_databases(plan: &[Planned]) -> Result<(), Failure> {
     if problems.is_empty() {
         return Ok(());
     }
-    Err(Failure::message(Exit::Usage, problems.join("\nerror: ")).hint("`dinsql dataset check DATA` looks at all of a dataset"))
+    Err(Failure::message(Exit::Usage, problems.join("\nerror: "))
+        .hint("`dinsql dataset check DATA` looks at all of a dataset"))
 }
 
 /// One line on who answers, where nobody asked for it.
@@ -192,13 +235,19 @@ fn announce(providers: &Providers, pipelines: &[Pipeline]) -> Result<(), Failure
     let mut models = BTreeSet::new();
     for pipeline in pipelines {
         for stage in &pipeline.stages {
-            let route = providers.router.route(&stage.model.over(&pipeline.model)).map_err(Failure::usage)?;
+            let route = providers
+                .router
+                .route(&stage.model.over(&pipeline.model))
+                .map_err(Failure::usage)?;
             models.insert(route.model_name);
         }
     }
     if providers.embedded && providers.router.overrides.provider.is_none() {
         let names: Vec<&str> = models.iter().map(String::as_str).collect();
-        eprintln!("no API key: using the embedded model {} (others: --base-url, dinsql.yaml, or OPENAI_API_KEY)", names.join(", "));
+        eprintln!(
+            "no API key: using the embedded model {} (others: --base-url, dinsql.yaml, or OPENAI_API_KEY)",
+            names.join(", ")
+        );
     }
     Ok(())
 }
@@ -250,7 +299,13 @@ async fn run_all(
         }
         let path = settings.runs.join(folder_name(&record));
         let label = if plan.len() > 1 {
-            format!("[{}/{}] {} {}", index + 1, plan.len(), planned.pipeline.name, planned.language)
+            format!(
+                "[{}/{}] {} {}",
+                index + 1,
+                plan.len(),
+                planned.pipeline.name,
+                planned.language
+            )
         } else {
             format!("{} {}", planned.pipeline.name, planned.language)
         };
@@ -264,24 +319,42 @@ async fn run_all(
         };
         let (mut folder, done) = RunFolder::open(&path, record, &planned.dataset.examples)?;
         let done: BTreeSet<String> = done.into_iter().collect();
-        let mut left: Vec<_> =
-            planned.dataset.examples.iter().filter(|example| !done.contains(&example.id)).cloned().map(Arc::new).collect();
+        let mut left: Vec<_> = planned
+            .dataset
+            .examples
+            .iter()
+            .filter(|example| !done.contains(&example.id))
+            .cloned()
+            .map(Arc::new)
+            .collect();
         let order = if providers.embedded {
             // Examples of one database share the schema's tokens too.
             left.sort_by(|one, other| one.database.cmp(&other.database));
-            Order::Stages { group: LOCAL_GROUP, at_once: providers.concurrency }
+            Order::Stages {
+                group: LOCAL_GROUP,
+                at_once: providers.concurrency,
+            }
         } else {
-            Order::Examples { at_once: providers.concurrency * 2 }
+            Order::Examples {
+                at_once: providers.concurrency * 2,
+            }
         };
         if !done.is_empty() && !left.is_empty() {
-            eprintln!("{label}: going on after {} of {} examples", done.len(), planned.dataset.examples.len());
+            eprintln!(
+                "{label}: going on after {} of {} examples",
+                done.len(),
+                planned.dataset.examples.len()
+            );
         }
         let started = std::time::Instant::now();
         let end = if left.is_empty() {
             RunEnd::Complete
         } else {
             let progress = Progress::new(label.clone(), left.len() as u64);
-            let end = execute(&resources, left, order, &mut folder, &scorer, stop, &|event| progress.on_event(&event)).await;
+            let end = execute(&resources, left, order, &mut folder, &scorer, stop, &|event| {
+                progress.on_event(&event)
+            })
+            .await;
             progress.finish();
             match end {
                 Ok(end) => end,
@@ -293,12 +366,20 @@ async fn run_all(
         };
         let (summary, verdicts) = finish(&mut folder, &scorer).await?;
         eprintln!("{label}: {}", one_line(&summary, started.elapsed().as_secs_f64()));
-        results.push(RunResult { folder: path, summary, verdicts });
+        results.push(RunResult {
+            folder: path,
+            summary,
+            verdicts,
+        });
         match end {
             RunEnd::Complete => {}
             RunEnd::Stopped => break,
             RunEnd::Failed(error) => {
-                let exit = if matches!(error, crate::pipeline::StageError::Call { .. }) { Exit::Stopped } else { Exit::Failed };
+                let exit = if matches!(error, crate::pipeline::StageError::Call { .. }) {
+                    Exit::Stopped
+                } else {
+                    Exit::Failed
+                };
                 return Ok((results, Some(Failure::new(exit, error))));
             }
         }
@@ -316,12 +397,19 @@ fn one_line(summary: &Summary, seconds: f64) -> String {
         let _ = write!(text, " in {}", duration(seconds));
     }
     if summary.effort.cache_hits > 0 {
-        let _ = write!(text, " · {} of {} calls cached", summary.effort.cache_hits, summary.usage.calls);
+        let _ = write!(
+            text,
+            " · {} of {} calls cached",
+            summary.effort.cache_hits, summary.usage.calls
+        );
     }
     if calls > 0 && summary.effort.cache_hits == 0 && summary.usage.prompt_tokens > 0 {
         #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^53")]
-        let (prompt, completion, cached) =
-            (summary.usage.prompt_tokens as f64, summary.usage.completion_tokens as f64, summary.effort.cached_prompt_tokens as f64);
+        let (prompt, completion, cached) = (
+            summary.usage.prompt_tokens as f64,
+            summary.usage.completion_tokens as f64,
+            summary.effort.cached_prompt_tokens as f64,
+        );
         let _ = write!(text, " · {:.1} completion tokens/s", completion / seconds.max(0.001));
         if cached > 0.0 {
             let _ = write!(text, " · {:.0} % of prompt tokens re-used", cached / prompt * 100.0);
@@ -348,28 +436,54 @@ fn record(planned: &Planned, providers: &Providers, prompts: &Prompts) -> Result
         if !databases.contains_key(&example.database)
             && let Some(database) = dataset.databases.get(&example.database)
         {
-            let digest = dataset::database_digest(&database.path)
-                .map_err(|error| Failure::message(Exit::Failed, format!("cannot read {}: {error}", database.path.display())))?;
-            databases.insert(example.database.clone(), DatabaseRecord { path: database.path.clone(), digest });
+            let digest = dataset::database_digest(&database.path).map_err(|error| {
+                Failure::message(
+                    Exit::Failed,
+                    format!("cannot read {}: {error}", database.path.display()),
+                )
+            })?;
+            databases.insert(
+                example.database.clone(),
+                DatabaseRecord {
+                    path: database.path.clone(),
+                    digest,
+                },
+            );
         }
     }
     let mut models = Vec::new();
     for stage in &planned.pipeline.stages {
-        let route = providers.router.route(&stage.model.over(&planned.pipeline.model)).map_err(Failure::usage)?;
+        let route = providers
+            .router
+            .route(&stage.model.over(&planned.pipeline.model))
+            .map_err(Failure::usage)?;
         models.push(format!("{} {}", route.provider.identity, route.model_name));
     }
-    let first = providers.router.route(&planned.pipeline.model).map_err(Failure::usage)?;
+    let first = providers
+        .router
+        .route(&planned.pipeline.model)
+        .map_err(Failure::usage)?;
     let hash = |text: &str| blake3::hash(text.as_bytes()).to_hex().to_string();
     let ids: Vec<&str> = dataset.examples.iter().map(|example| example.id.as_str()).collect();
     let digests = Digests {
         pipeline: hash(&serde_json::to_string(&planned.pipeline)?),
-        templates: template_digest(templates.iter().map(|template| (template.name.as_str(), template.text.as_str()))),
+        templates: template_digest(
+            templates
+                .iter()
+                .map(|template| (template.name.as_str(), template.text.as_str())),
+        ),
         dataset: dataset.digest.clone(),
         selection: hash(&serde_json::to_string(&ids)?),
     };
     let database_digests: Vec<&str> = databases.values().map(|database| database.digest.as_str()).collect();
     let identity = hash(&serde_json::to_string(&json!([
-        FORMAT, digests, database_digests, models, planned.language, dataset.split, providers.router.repeat
+        FORMAT,
+        digests,
+        database_digests,
+        models,
+        planned.language,
+        dataset.split,
+        providers.router.repeat
     ]))?);
     let now = jiff::Timestamp::now().to_string();
     Ok(RunRecord {
@@ -400,9 +514,24 @@ fn record(planned: &Planned, providers: &Providers, prompts: &Prompts) -> Result
 /// `din-sql.sample.tr.1f2e3d4c`
 fn folder_name(record: &RunRecord) -> PathBuf {
     let plain = |text: &str| -> String {
-        text.chars().map(|letter| if letter.is_alphanumeric() || matches!(letter, '-' | '_') { letter } else { '-' }).collect()
+        text.chars()
+            .map(|letter| {
+                if letter.is_alphanumeric() || matches!(letter, '-' | '_') {
+                    letter
+                } else {
+                    '-'
+                }
+            })
+            .collect()
     };
-    format!("{}.{}.{}.{}", plain(&record.pipeline.name), plain(&record.data), plain(&record.language), &record.identity[..8]).into()
+    format!(
+        "{}.{}.{}.{}",
+        plain(&record.pipeline.name),
+        plain(&record.data),
+        plain(&record.language),
+        &record.identity[..8]
+    )
+    .into()
 }
 
 fn print_results(results: &[RunResult]) {

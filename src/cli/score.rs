@@ -17,7 +17,10 @@ use crate::run::{score_items, summarise, write_verdicts};
 pub async fn score(arguments: ScoreArguments, settings: &Settings) -> Result<Exit, Failure> {
     for metric in &arguments.metrics {
         if !METRICS.contains(&metric.as_str()) {
-            let failure = Failure::message(Exit::Usage, format!("no metric `{metric}` (there are: {})", METRICS.join(", ")));
+            let failure = Failure::message(
+                Exit::Usage,
+                format!("no metric `{metric}` (there are: {})", METRICS.join(", ")),
+            );
             return Err(match did_you_mean(metric, METRICS.iter().copied()) {
                 Some(near) => failure.hint(format!("did you mean `{near}`?")),
                 None => failure,
@@ -44,14 +47,21 @@ pub async fn score(arguments: ScoreArguments, settings: &Settings) -> Result<Exi
             ScoreItem {
                 id: example.id.clone(),
                 db: example.database.clone(),
-                database: dataset.databases.get(&example.database).map(|database| database.path.clone()).unwrap_or_default(),
+                database: dataset
+                    .databases
+                    .get(&example.database)
+                    .map(|database| database.path.clone())
+                    .unwrap_or_default(),
                 gold: example.gold.clone(),
                 prediction,
             }
         })
         .collect();
     if missing > 0 {
-        eprintln!("warning: {missing} of {} have no prediction; they count as wrong", count(items.len(), "example"));
+        eprintln!(
+            "warning: {missing} of {} have no prediction; they count as wrong",
+            count(items.len(), "example")
+        );
     }
     for note in &predictions.notes {
         eprintln!("warning: {note}");
@@ -66,7 +76,11 @@ pub async fn score(arguments: ScoreArguments, settings: &Settings) -> Result<Exi
         write_verdicts(path, &verdicts)
             .map_err(|error| Failure::message(Exit::Failed, format!("cannot write {}: {error}", path.display())))?;
     }
-    let difficulties: Vec<Option<&str>> = dataset.examples.iter().map(|example| example.difficulty.as_deref()).collect();
+    let difficulties: Vec<Option<&str>> = dataset
+        .examples
+        .iter()
+        .map(|example| example.difficulty.as_deref())
+        .collect();
     let parts = summarise(&verdicts, &difficulties);
     if arguments.json {
         println!(
@@ -104,7 +118,11 @@ pub async fn score(arguments: ScoreArguments, settings: &Settings) -> Result<Exi
         }
     }
     println!("{}", table(&[&dataset.name, "N", "EX %", "95 % interval"], rows));
-    let outcomes: Vec<String> = parts.outcomes.iter().map(|(outcome, count)| format!("{count} {}", outcome.name())).collect();
+    let outcomes: Vec<String> = parts
+        .outcomes
+        .iter()
+        .map(|(outcome, count)| format!("{count} {}", outcome.name()))
+        .collect();
     println!("{}", outcomes.join(", "));
     Ok(Exit::Fine)
 }

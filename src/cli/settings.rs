@@ -36,22 +36,41 @@ impl Settings {
         };
         let project = match std::fs::read(&file) {
             Ok(bytes) => load_project(&file.display().to_string(), &bytes)?,
-            Err(error) if asked => return Err(Failure::message(Exit::Usage, format!("cannot read {}: {error}", file.display()))),
+            Err(error) if asked => {
+                return Err(Failure::message(
+                    Exit::Usage,
+                    format!("cannot read {}: {error}", file.display()),
+                ));
+            }
             Err(_) => ProjectSettings::default(),
         };
         // Paths in the project file are relative to it.
         let root = file.parent().map(Path::to_owned).unwrap_or_default();
         let of_project = |path: &Option<PathBuf>| path.as_ref().map(|path| root.join(path));
         let existing = |name: &str| Some(PathBuf::from(name)).filter(|path| path.is_dir());
-        for (flag, folder) in [("--prompts-dir", &global.prompts_dir), ("--pipelines-dir", &global.pipelines_dir)] {
+        for (flag, folder) in [
+            ("--prompts-dir", &global.prompts_dir),
+            ("--pipelines-dir", &global.pipelines_dir),
+        ] {
             if let Some(folder) = folder
                 && !folder.is_dir()
             {
-                return Err(Failure::message(Exit::Usage, format!("{flag} {}: no such folder", folder.display())));
+                return Err(Failure::message(
+                    Exit::Usage,
+                    format!("{flag} {}: no such folder", folder.display()),
+                ));
             }
         }
-        let prompts = global.prompts_dir.clone().or_else(|| of_project(&project.prompts)).or_else(|| existing("prompts"));
-        let pipelines = global.pipelines_dir.clone().or_else(|| of_project(&project.pipelines)).or_else(|| existing("pipelines"));
+        let prompts = global
+            .prompts_dir
+            .clone()
+            .or_else(|| of_project(&project.prompts))
+            .or_else(|| existing("prompts"));
+        let pipelines = global
+            .pipelines_dir
+            .clone()
+            .or_else(|| of_project(&project.pipelines))
+            .or_else(|| existing("pipelines"));
         let mut dataset_folders = global.datasets_dir.clone();
         dataset_folders.extend(project.datasets.iter().map(|folder| root.join(folder)));
         dataset_folders.extend(existing("datasets"));
@@ -60,8 +79,15 @@ impl Settings {
             .clone()
             .or_else(|| of_project(&project.cache))
             .or_else(|| dirs::cache_dir().map(|folder| folder.join("dinsql")))
-            .ok_or_else(|| Failure::message(Exit::Failed, "no cache folder: neither HOME nor XDG_CACHE_HOME is set").hint("name one with --cache"))?;
-        let runs = global.runs_dir.clone().or_else(|| of_project(&project.runs)).unwrap_or_else(|| "runs".into());
+            .ok_or_else(|| {
+                Failure::message(Exit::Failed, "no cache folder: neither HOME nor XDG_CACHE_HOME is set")
+                    .hint("name one with --cache")
+            })?;
+        let runs = global
+            .runs_dir
+            .clone()
+            .or_else(|| of_project(&project.runs))
+            .unwrap_or_else(|| "runs".into());
         Ok(Settings {
             store: prompts.map_or(TemplateStore::Embedded, TemplateStore::Folder),
             project,
@@ -78,10 +104,16 @@ impl Settings {
 
     /// The pipeline of a name or path, with its `--set` changes.
     pub fn pipeline(&self, name: &str, set: &[String]) -> Result<Pipeline, Failure> {
-        let overrides: Vec<Override> =
-            set.iter().map(|text| Override::parse(text)).collect::<Result<_, _>>().map_err(Failure::usage)?;
+        let overrides: Vec<Override> = set
+            .iter()
+            .map(|text| Override::parse(text))
+            .collect::<Result<_, _>>()
+            .map_err(Failure::usage)?;
         let path = Path::new(name);
-        let is_path = name.contains('/') || path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
+        let is_path = name.contains('/')
+            || path
+                .extension()
+                .is_some_and(|extension| extension == "yaml" || extension == "yml");
         let (file, bytes) = if is_path {
             let bytes = std::fs::read(path)
                 .map_err(|error| Failure::message(Exit::Usage, format!("cannot read the pipeline {name}: {error}")))?;
@@ -97,14 +129,24 @@ impl Settings {
         let found = match &self.pipelines {
             Some(folder) => {
                 let path = folder.join(&file);
-                std::fs::read(&path).ok().map(|bytes| (path.display().to_string(), bytes))
+                std::fs::read(&path)
+                    .ok()
+                    .map(|bytes| (path.display().to_string(), bytes))
             }
-            None => PIPELINES.get_file(&file).map(|found| (format!("pipelines/{file}"), found.contents().to_vec())),
+            None => PIPELINES
+                .get_file(&file)
+                .map(|found| (format!("pipelines/{file}"), found.contents().to_vec())),
         };
         found.ok_or_else(|| {
             let known = self.pipeline_names();
-            let place = self.pipelines.as_ref().map_or("those shipped".into(), |folder| folder.display().to_string());
-            let failure = Failure::message(Exit::Usage, format!("no pipeline `{name}` in {place} (there are: {})", known.join(", ")));
+            let place = self
+                .pipelines
+                .as_ref()
+                .map_or("those shipped".into(), |folder| folder.display().to_string());
+            let failure = Failure::message(
+                Exit::Usage,
+                format!("no pipeline `{name}` in {place} (there are: {})", known.join(", ")),
+            );
             match did_you_mean(name, known.iter().map(String::as_str)) {
                 Some(near) => failure.hint(format!("did you mean `{near}`?")),
                 None => failure.hint("give a name, or the path of a YAML file"),
@@ -114,12 +156,17 @@ impl Settings {
 
     pub fn pipeline_names(&self) -> Vec<String> {
         let stem = |path: &Path| {
-            path.extension().is_some_and(|extension| extension == "yaml").then(|| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()))?
+            path.extension()
+                .is_some_and(|extension| extension == "yaml")
+                .then(|| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()))?
         };
         let mut names: Vec<String> = match &self.pipelines {
-            Some(folder) => {
-                std::fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| stem(&entry.path())).collect()
-            }
+            Some(folder) => std::fs::read_dir(folder)
+                .into_iter()
+                .flatten()
+                .flatten()
+                .filter_map(|entry| stem(&entry.path()))
+                .collect(),
             None => PIPELINES.files().filter_map(|file| stem(file.path())).collect(),
         };
         names.sort();
@@ -141,7 +188,9 @@ impl Settings {
         }
         let root = self.cache.join("datasets").join(&hasher.finalize().to_hex()[..16]);
         if !root.is_dir() {
-            let fail = |error: std::io::Error| Failure::message(Exit::Failed, format!("cannot write {}: {error}", root.display()));
+            let fail = |error: std::io::Error| {
+                Failure::message(Exit::Failed, format!("cannot write {}: {error}", root.display()))
+            };
             let unfinished = root.with_extension(format!("{}.unfinished", std::process::id()));
             for file in &files {
                 let path = unfinished.join(file.path());
@@ -155,9 +204,16 @@ impl Settings {
                 let _ = std::fs::remove_dir_all(&unfinished);
             }
         }
-        let manifests = DATASETS.files().filter(|file| file.path().extension().is_some_and(|extension| extension == "yaml"));
+        let manifests = DATASETS
+            .files()
+            .filter(|file| file.path().extension().is_some_and(|extension| extension == "yaml"));
         Ok(manifests
-            .filter_map(|file| Some((file.path().file_stem()?.to_string_lossy().into_owned(), root.join(file.path()))))
+            .filter_map(|file| {
+                Some((
+                    file.path().file_stem()?.to_string_lossy().into_owned(),
+                    root.join(file.path()),
+                ))
+            })
             .collect())
     }
 
@@ -166,12 +222,19 @@ impl Settings {
     }
 
     pub fn source(&self, data: &str) -> Result<Source, Failure> {
-        Ok(dataset::resolve(data, &self.dataset_folders, &self.shipped_datasets()?)?)
+        Ok(dataset::resolve(
+            data,
+            &self.dataset_folders,
+            &self.shipped_datasets()?,
+        )?)
     }
 
     /// Loads a dataset. Databases that are there only as a `.sql` text are built, in the cache folder.
     pub fn load(&self, source: &Source, language: Option<&str>, split: Option<&str>) -> Result<Dataset, Failure> {
-        let options = LoadOptions { language: language.map(str::to_owned), split: split.map(str::to_owned) };
+        let options = LoadOptions {
+            language: language.map(str::to_owned),
+            split: split.map(str::to_owned),
+        };
         let mut dataset = dataset::load(source, &options)?;
         self.build_databases(&mut dataset)?;
         Ok(dataset)
@@ -198,9 +261,18 @@ impl Settings {
 pub fn executor(arguments: &ExecutionArguments) -> Result<Executor, Failure> {
     let seconds = arguments.sql_timeout;
     if !(seconds.is_finite() && seconds > 0.0 && seconds <= 86_400.0) {
-        return Err(Failure::message(Exit::Usage, format!("--sql-timeout {seconds}: expected seconds between 0 and 86400")));
+        return Err(Failure::message(
+            Exit::Usage,
+            format!("--sql-timeout {seconds}: expected seconds between 0 and 86400"),
+        ));
     }
-    let limits = Limits { time: std::time::Duration::from_secs_f64(seconds), ..Limits::default() };
+    let limits = Limits {
+        time: std::time::Duration::from_secs_f64(seconds),
+        ..Limits::default()
+    };
     let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
-    Ok(Executor::new(arguments.sql_threads.unwrap_or(cores).clamp(1, 256), limits))
+    Ok(Executor::new(
+        arguments.sql_threads.unwrap_or(cores).clamp(1, 256),
+        limits,
+    ))
 }

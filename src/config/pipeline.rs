@@ -50,7 +50,10 @@ impl TryFrom<String> for OutputRef {
     fn try_from(value: String) -> Result<Self, Self::Error> {
         match value.split_once('.') {
             Some((stage, output)) if !stage.is_empty() && !output.is_empty() && !output.contains('.') => {
-                Ok(OutputRef { stage: stage.to_owned(), output: output.to_owned() })
+                Ok(OutputRef {
+                    stage: stage.to_owned(),
+                    output: output.to_owned(),
+                })
             }
             _ => Err(format!("`{value}` is not of the form `stage.output`")),
         }
@@ -117,7 +120,12 @@ pub struct SchemaSpec {
 
 impl Default for SchemaSpec {
     fn default() -> Self {
-        SchemaSpec { format: SchemaFormat::Ddl, sample_rows: 3, descriptions: true, max_cell: 60 }
+        SchemaSpec {
+            format: SchemaFormat::Ddl,
+            sample_rows: 3,
+            descriptions: true,
+            max_cell: 60,
+        }
     }
 }
 

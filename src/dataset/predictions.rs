@@ -31,19 +31,37 @@ pub fn read_predictions(path: &Path, examples: &[Example]) -> Result<Predictions
     let trimmed = content.trim_start();
     let fail = |place: String, message: String| DatasetError::Malformed {
         path: path.to_owned(),
-        problems: vec![Problem { code: "prediction", place, message }],
+        problems: vec![Problem {
+            code: "prediction",
+            place,
+            message,
+        }],
         total: 1,
     };
-    let by_extension = |wanted: &str| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(wanted));
+    let by_extension = |wanted: &str| {
+        path.extension()
+            .is_some_and(|extension| extension.eq_ignore_ascii_case(wanted))
+    };
     if by_extension("jsonl") || (trimmed.starts_with('{') && is_json_line(trimmed)) {
         return read_lines_of_json(&content, examples, &fail);
     }
     if trimmed.starts_with('{') || trimmed.starts_with('[') {
-        let json: Json = serde_json::from_str(&content)
-            .map_err(|error| fail(format!("line {}, column {}", error.line(), error.column()), format!("not valid JSON: {error}")))?;
+        let json: Json = serde_json::from_str(&content).map_err(|error| {
+            fail(
+                format!("line {}, column {}", error.line(), error.column()),
+                format!("not valid JSON: {error}"),
+            )
+        })?;
         return match json {
             Json::Object(fields) => Ok(read_bird(fields.into_iter().collect(), examples)),
-            Json::Array(items) => read_records(items.into_iter().enumerate().map(|(at, item)| (format!("element {at}"), item)), examples, &fail),
+            Json::Array(items) => read_records(
+                items
+                    .into_iter()
+                    .enumerate()
+                    .map(|(at, item)| (format!("element {at}"), item)),
+                examples,
+                &fail,
+            ),
             _ => Err(fail(String::new(), "expected an object or a list".into())),
         };
     }
@@ -55,7 +73,8 @@ type Fail<'a> = &'a dyn Fn(String, String) -> DatasetError;
 /// Whether the first line alone is a JSON object with an id and a query: BIRD's object is not, even on one line.
 fn is_json_line(content: &str) -> bool {
     let first = content.lines().next().unwrap_or_default();
-    serde_json::from_str::<Json>(first).is_ok_and(|json| find(&json, ID_KEYS).is_some() && find(&json, SQL_KEYS).is_some())
+    serde_json::from_str::<Json>(first)
+        .is_ok_and(|json| find(&json, ID_KEYS).is_some() && find(&json, SQL_KEYS).is_some())
 }
 
 fn find<'a>(json: &'a Json, keys: &[&str]) -> Option<&'a Json> {
@@ -94,16 +113,26 @@ fn read_records(
             unknown.push(id);
             continue;
         }
-        if predictions.sql.insert(id.clone(), sql.as_str().map(str::to_owned)).is_some() {
+        if predictions
+            .sql
+            .insert(id.clone(), sql.as_str().map(str::to_owned))
+            .is_some()
+        {
             return Err(fail(place, format!("a second prediction for `{id}`")));
         }
     }
     if predictions.sql.is_empty() {
         let shown: Vec<&str> = unknown.iter().take(3).map(String::as_str).collect();
-        return Err(fail(String::new(), format!("none of its ids is in the dataset (first ones: {})", shown.join(", "))));
+        return Err(fail(
+            String::new(),
+            format!("none of its ids is in the dataset (first ones: {})", shown.join(", ")),
+        ));
     }
     if !unknown.is_empty() {
-        predictions.notes.push(format!("{} predictions are for examples that the dataset does not have", unknown.len()));
+        predictions.notes.push(format!(
+            "{} predictions are for examples that the dataset does not have",
+            unknown.len()
+        ));
     }
     Ok(predictions)
 }
@@ -111,7 +140,10 @@ fn read_records(
 /// BIRD's object: a key is an example's place in the file, or its id; the databases named beside the queries tell which.
 fn read_bird(fields: Vec<(String, Json)>, examples: &[Example]) -> Predictions {
     let by_id: HashMap<&str, &Example> = examples.iter().map(|example| (example.id.as_str(), example)).collect();
-    let by_place: HashMap<String, &Example> = examples.iter().map(|example| (example.position.to_string(), example)).collect();
+    let by_place: HashMap<String, &Example> = examples
+        .iter()
+        .map(|example| (example.position.to_string(), example))
+        .collect();
     let split: Vec<(String, Option<(String, Option<String>)>)> = fields
         .into_iter()
         .map(|(key, value)| {
@@ -141,35 +173,54 @@ fn read_bird(fields: Vec<(String, Json)>, examples: &[Example]) -> Predictions {
     let mut predictions = Predictions::default();
     let (mut unknown, mut elsewhere) = (0, 0);
     for (key, parts) in split {
-        let example = if use_ids { by_id.get(key.as_str()) } else { by_place.get(&key) };
+        let example = if use_ids {
+            by_id.get(key.as_str())
+        } else {
+            by_place.get(&key)
+        };
         let Some(example) = example else {
             unknown += 1;
             continue;
         };
-        if parts.as_ref().and_then(|(_, database)| database.as_ref()).is_some_and(|named| *named != example.database) {
+        if parts
+            .as_ref()
+            .and_then(|(_, database)| database.as_ref())
+            .is_some_and(|named| *named != example.database)
+        {
             elsewhere += 1;
         }
         predictions.sql.insert(example.id.clone(), parts.map(|(sql, _)| sql));
     }
     if unknown > 0 {
-        predictions.notes.push(format!("{unknown} predictions are for examples that the dataset does not have"));
+        predictions.notes.push(format!(
+            "{unknown} predictions are for examples that the dataset does not have"
+        ));
     }
     if elsewhere > 0 {
-        predictions.notes.push(format!("{elsewhere} predictions name another database than their example"));
+        predictions.notes.push(format!(
+            "{elsewhere} predictions name another database than their example"
+        ));
     }
     predictions
 }
 
 /// Spider's form: line n is example n's query, its database after a tab at most.
 fn read_plain_lines(content: &str, examples: &[Example], fail: Fail<'_>) -> Result<Predictions, DatasetError> {
-    let mut lines: Vec<&str> = content.split('\n').map(|line| line.strip_suffix('\r').unwrap_or(line)).collect();
+    let mut lines: Vec<&str> = content
+        .split('\n')
+        .map(|line| line.strip_suffix('\r').unwrap_or(line))
+        .collect();
     if lines.last().is_some_and(|line| line.is_empty()) {
         lines.pop();
     }
     if lines.len() != examples.len() {
         return Err(fail(
             String::new(),
-            format!("{} lines for {} examples; a file of one query a line needs one for each, blank where there is none", lines.len(), examples.len()),
+            format!(
+                "{} lines for {} examples; a file of one query a line needs one for each, blank where there is none",
+                lines.len(),
+                examples.len()
+            ),
         ));
     }
     let mut predictions = Predictions::default();
@@ -207,15 +258,26 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         std::fs::write(&path, content).unwrap();
-        read_predictions(&path, &[example("7", 0, "a"), example("0", 1, "b"), example("9", 2, "a")])
+        read_predictions(
+            &path,
+            &[example("7", 0, "a"), example("0", 1, "b"), example("9", 2, "a")],
+        )
     }
 
     #[test]
     fn birds_keys_are_places_or_ids_as_their_databases_say() {
-        let places = read("p.json", r#"{"0": "SELECT 1\t----- bird -----\ta", "1": "SELECT 2\t----- bird -----\tb", "2": 5}"#).unwrap();
+        let places = read(
+            "p.json",
+            r#"{"0": "SELECT 1\t----- bird -----\ta", "1": "SELECT 2\t----- bird -----\tb", "2": 5}"#,
+        )
+        .unwrap();
         assert_eq!(places.sql["7"].as_deref(), Some("SELECT 1"));
         assert_eq!(places.sql["9"], None);
-        let ids = read("p.json", r#"{"7": "SELECT 1\t----- bird -----\ta", "0": "SELECT 2\t----- bird -----\tb"}"#).unwrap();
+        let ids = read(
+            "p.json",
+            r#"{"7": "SELECT 1\t----- bird -----\ta", "0": "SELECT 2\t----- bird -----\tb"}"#,
+        )
+        .unwrap();
         assert_eq!(ids.sql["0"].as_deref(), Some("SELECT 2"));
         assert!(!ids.sql.contains_key("9"));
     }
@@ -226,10 +288,28 @@ mod tests {
         assert_eq!(lines.sql["7"].as_deref(), Some("SELECT 1"));
         assert_eq!(lines.sql["0"].as_deref(), Some("SELECT 'x\ty'"));
         assert_eq!(lines.sql["9"].as_deref(), Some(""));
-        assert!(read("p.sql", "SELECT 1\n").unwrap_err().to_string().contains("1 lines for 3 examples"));
+        assert!(
+            read("p.sql", "SELECT 1\n")
+                .unwrap_err()
+                .to_string()
+                .contains("1 lines for 3 examples")
+        );
         let records = read("p.jsonl", "{\"question_id\": 7, \"predicted_sql\": \"SELECT 1\"}\n{\"id\": \"0\", \"sql\": null}\n{\"id\": 55, \"sql\": \"x\"}").unwrap();
-        assert_eq!((records.sql["7"].as_deref(), &records.sql["0"], records.notes.len()), (Some("SELECT 1"), &None, 1));
-        assert!(read("p.jsonl", "{\"id\": 7, \"sql\": \"a\"}\n{\"id\": 7, \"sql\": \"b\"}").unwrap_err().to_string().contains("second prediction"));
-        assert!(read("p.jsonl", "{\"id\": 7}").unwrap_err().to_string().contains("no query"));
+        assert_eq!(
+            (records.sql["7"].as_deref(), &records.sql["0"], records.notes.len()),
+            (Some("SELECT 1"), &None, 1)
+        );
+        assert!(
+            read("p.jsonl", "{\"id\": 7, \"sql\": \"a\"}\n{\"id\": 7, \"sql\": \"b\"}")
+                .unwrap_err()
+                .to_string()
+                .contains("second prediction")
+        );
+        assert!(
+            read("p.jsonl", "{\"id\": 7}")
+                .unwrap_err()
+                .to_string()
+                .contains("no query")
+        );
     }
 }

@@ -12,7 +12,12 @@ use super::{QueryError, QueryErrorKind};
 /// # Errors
 /// Where the text cannot be read or run, or the folder not be written.
 pub fn build_database(text: &Path, folder: &Path) -> Result<PathBuf, QueryError> {
-    let fail = |reason: String| QueryError::new(QueryErrorKind::Database, format!("cannot build {}: {reason}", text.display()));
+    let fail = |reason: String| {
+        QueryError::new(
+            QueryErrorKind::Database,
+            format!("cannot build {}: {reason}", text.display()),
+        )
+    };
     let sql = std::fs::read_to_string(text).map_err(|error| fail(error.to_string()))?;
     let digest = blake3::hash(sql.as_bytes()).to_hex();
     let name = text.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -25,7 +30,9 @@ pub fn build_database(text: &Path, folder: &Path) -> Result<PathBuf, QueryError>
     let unfinished = home.join(format!("{name}.{}.unfinished", std::process::id()));
     let _ = std::fs::remove_file(&unfinished);
     let connection = Connection::open(&unfinished).map_err(|error| fail(error.to_string()))?;
-    connection.execute_batch(&sql).map_err(|error| fail(error.to_string()))?;
+    connection
+        .execute_batch(&sql)
+        .map_err(|error| fail(error.to_string()))?;
     drop(connection);
     std::fs::rename(&unfinished, &path).map_err(|error| fail(error.to_string()))?;
     Ok(path)

@@ -31,7 +31,11 @@ pub struct Limits {
 impl Default for Limits {
     /// BIRD's 30 s (its `meta_time_out`), and caps far above any gold result.
     fn default() -> Self {
-        Limits { time: Duration::from_secs(30), rows: 2_000_000, bytes: 512 << 20 }
+        Limits {
+            time: Duration::from_secs(30),
+            rows: 2_000_000,
+            bytes: 512 << 20,
+        }
     }
 }
 
@@ -72,6 +76,10 @@ pub struct QueryError {
 
 impl QueryError {
     pub(crate) fn new(kind: QueryErrorKind, message: impl Into<String>) -> Self {
-        QueryError { kind, message: message.into(), offset: None }
+        QueryError {
+            kind,
+            message: message.into(),
+            offset: None,
+        }
     }
 }

@@ -66,6 +66,7 @@ impl Executor {
     /// See [`QueryErrorKind`].
     pub async fn run(&self, path: PathBuf, sql: String) -> Result<QueryResult, QueryError> {
         let limits = self.limits;
-        self.call(move |connections| connections.get(&path)?.query(&sql, &limits)).await?
+        self.call(move |connections| connections.get(&path)?.query(&sql, &limits))
+            .await?
     }
 }

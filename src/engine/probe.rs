@@ -29,7 +29,11 @@ impl DatabaseProbe for SqliteProbe {
         let mut tables = Vec::with_capacity(names.len());
         for name in names {
             let count: i64 = connection
-                .query_row(&format!("SELECT count(*) FROM {}", quote_identifier(&name)), [], |row| row.get(0))
+                .query_row(
+                    &format!("SELECT count(*) FROM {}", quote_identifier(&name)),
+                    [],
+                    |row| row.get(0),
+                )
                 .map_err(|error| format!("table `{name}`: {error}"))?;
             tables.push((name, u64::try_from(count).unwrap_or(0)));
         }
@@ -38,7 +42,10 @@ impl DatabaseProbe for SqliteProbe {
     }
 
     fn prepare(&self, path: &Path, sql: &str) -> Result<(), String> {
-        let mut connections = self.connections.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut connections = self
+            .connections
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let prepared = connections.get(path).and_then(|connection| connection.prepare(sql));
         prepared.map_err(|error| match error.kind {
             QueryErrorKind::NotReadOnly => format!("not read-only: {}", error.message),

@@ -85,7 +85,11 @@ impl SqliteConnection {
                 }
             }))
             .map_err(database_error)?;
-        Ok(SqliteConnection { connection, watch, origin })
+        Ok(SqliteConnection {
+            connection,
+            watch,
+            origin,
+        })
     }
 
     /// Runs one statement and fetches its rows. An empty or comment-only text gives no rows and no error, as in
@@ -98,7 +102,9 @@ impl SqliteConnection {
         let statement = one_statement(sql)?;
         self.watch.expired.store(false, Ordering::Relaxed);
         self.watch.refused.store(false, Ordering::Relaxed);
-        let deadline = nanoseconds(self.origin.elapsed()).saturating_add(nanoseconds(limits.time)).max(1);
+        let deadline = nanoseconds(self.origin.elapsed())
+            .saturating_add(nanoseconds(limits.time))
+            .max(1);
         self.watch.deadline.store(deadline, Ordering::Relaxed);
         let result = self.fetch(statement, limits, started);
         self.watch.deadline.store(0, Ordering::Relaxed);
@@ -123,15 +129,25 @@ impl SqliteConnection {
             Ok(statement) => statement,
             // rusqlite's word for a text without a statement.
             Err(rusqlite::Error::Empty) => {
-                return Ok(QueryResult { columns: Vec::new(), rows: Vec::new(), elapsed: started.elapsed() });
+                return Ok(QueryResult {
+                    columns: Vec::new(),
+                    rows: Vec::new(),
+                    elapsed: started.elapsed(),
+                });
             }
             Err(error) => return Err(self.explain(&error, limits)),
         };
         if !statement.readonly() {
-            return Err(QueryError::new(QueryErrorKind::NotReadOnly, "the statement would write"));
+            return Err(QueryError::new(
+                QueryErrorKind::NotReadOnly,
+                "the statement would write",
+            ));
         }
         if statement.parameter_count() > 0 {
-            return Err(QueryError::new(QueryErrorKind::Sql, "the statement has a parameter that nothing binds"));
+            return Err(QueryError::new(
+                QueryErrorKind::Sql,
+                "the statement has a parameter that nothing binds",
+            ));
         }
         let columns: Vec<String> = statement.column_names().into_iter().map(str::to_owned).collect();
         let width = columns.len();
@@ -161,7 +177,11 @@ impl SqliteConnection {
             }
             rows.push(values);
         }
-        Ok(QueryResult { columns, rows, elapsed: started.elapsed() })
+        Ok(QueryResult {
+            columns,
+            rows,
+            elapsed: started.elapsed(),
+        })
     }
 
     fn explain(&self, error: &rusqlite::Error, limits: &Limits) -> QueryError {
@@ -204,7 +224,10 @@ impl SqliteConnection {
 /// Where the file is missing, is not a database or cannot be read.
 pub fn open_trusted(path: &Path) -> Result<Connection, QueryError> {
     let fail = |reason: String| {
-        QueryError::new(QueryErrorKind::Database, format!("database {}: {reason}", path.display()))
+        QueryError::new(
+            QueryErrorKind::Database,
+            format!("database {}: {reason}", path.display()),
+        )
     };
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_file() => {}
@@ -218,9 +241,15 @@ pub fn open_trusted(path: &Path) -> Result<Connection, QueryError> {
         std::fs::metadata(PathBuf::from(name)).map_or(true, |metadata| metadata.len() == 0)
     });
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
-    let uri = format!("file:{}?mode=ro{}", percent_encode(path), if quiet { "&immutable=1" } else { "" });
+    let uri = format!(
+        "file:{}?mode=ro{}",
+        percent_encode(path),
+        if quiet { "&immutable=1" } else { "" }
+    );
     let connection = Connection::open_with_flags(uri, flags).map_err(|error| fail(error.to_string()))?;
-    connection.busy_timeout(Duration::from_secs(2)).map_err(|error| fail(error.to_string()))?;
+    connection
+        .busy_timeout(Duration::from_secs(2))
+        .map_err(|error| fail(error.to_string()))?;
     connection
         .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get::<_, i64>(0))
         .map_err(|error| fail(error.to_string()))?;
@@ -230,14 +259,17 @@ pub fn open_trusted(path: &Path) -> Result<Connection, QueryError> {
 fn percent_encode(path: &Path) -> String {
     use std::fmt::Write;
     use std::os::unix::ffi::OsStrExt;
-    path.as_os_str().as_bytes().iter().fold(String::new(), |mut text, &byte| {
-        if byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte) {
-            text.push(char::from(byte));
-        } else {
-            let _ = write!(text, "%{byte:02X}");
-        }
-        text
-    })
+    path.as_os_str()
+        .as_bytes()
+        .iter()
+        .fold(String::new(), |mut text, &byte| {
+            if byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte) {
+                text.push(char::from(byte));
+            } else {
+                let _ = write!(text, "%{byte:02X}");
+            }
+            text
+        })
 }
 
 fn one_statement(sql: &str) -> Result<&str, QueryError> {
@@ -329,17 +361,37 @@ mod tests {
     }
 
     fn kind(connection: &SqliteConnection, sql: &str) -> QueryErrorKind {
-        connection.query(sql, &Limits { time: Duration::from_millis(200), rows: 1000, bytes: 1 << 20 }).unwrap_err().kind
+        connection
+            .query(
+                sql,
+                &Limits {
+                    time: Duration::from_millis(200),
+                    rows: 1000,
+                    bytes: 1 << 20,
+                },
+            )
+            .unwrap_err()
+            .kind
     }
 
     #[test]
     fn reads_typed_rows() {
         let (_folder, connection) = sample();
-        let result = connection.query("SELECT id, name, NULL, 1.5 FROM item WHERE id = 1;  -- done", &Limits::default()).unwrap();
+        let result = connection
+            .query(
+                "SELECT id, name, NULL, 1.5 FROM item WHERE id = 1;  -- done",
+                &Limits::default(),
+            )
+            .unwrap();
         assert_eq!(result.columns, ["id", "name", "NULL", "1.5"]);
         assert_eq!(
             result.rows,
-            [[Value::Integer(1), Value::Text("şeker".into()), Value::Null, Value::Real(1.5)]]
+            [[
+                Value::Integer(1),
+                Value::Text("şeker".into()),
+                Value::Null,
+                Value::Real(1.5)
+            ]]
         );
     }
 
@@ -362,10 +414,19 @@ mod tests {
             "WITH gone AS (SELECT 1) DELETE FROM item",
         ] {
             let kind = kind(&connection, sql);
-            assert!(matches!(kind, QueryErrorKind::NotReadOnly | QueryErrorKind::Sql), "{sql}: {kind:?}");
+            assert!(
+                matches!(kind, QueryErrorKind::NotReadOnly | QueryErrorKind::Sql),
+                "{sql}: {kind:?}"
+            );
         }
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), before);
-        assert_eq!(connection.query("SELECT count(*) FROM item", &Limits::default()).unwrap().rows, [[Value::Integer(2)]]);
+        assert_eq!(
+            connection
+                .query("SELECT count(*) FROM item", &Limits::default())
+                .unwrap()
+                .rows,
+            [[Value::Integer(2)]]
+        );
     }
 
     #[test]
@@ -377,9 +438,18 @@ mod tests {
         assert!(started.elapsed() < Duration::from_millis(700));
         let rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n";
         assert_eq!(kind(&connection, rows), QueryErrorKind::TooLarge);
-        assert_eq!(kind(&connection, "SELECT zeroblob(1000000000)"), QueryErrorKind::TooLarge);
+        assert_eq!(
+            kind(&connection, "SELECT zeroblob(1000000000)"),
+            QueryErrorKind::TooLarge
+        );
         assert_eq!(kind(&connection, "SELECT zeroblob(2000000)"), QueryErrorKind::TooLarge);
-        assert_eq!(kind(&connection, "SELECT name FROM item WHERE id = 2 UNION ALL SELECT CAST(name AS TEXT) FROM item"), QueryErrorKind::InvalidText);
+        assert_eq!(
+            kind(
+                &connection,
+                "SELECT name FROM item WHERE id = 2 UNION ALL SELECT CAST(name AS TEXT) FROM item"
+            ),
+            QueryErrorKind::InvalidText
+        );
         assert!(connection.query("SELECT 1", &Limits::default()).is_ok());
     }
 
@@ -387,12 +457,31 @@ mod tests {
     fn one_statement_as_python_takes_it() {
         let (_folder, connection) = sample();
         for empty in ["", "   ", "-- nothing", "/* nothing */", ";"] {
-            assert!(connection.query(empty, &Limits::default()).unwrap().rows.is_empty(), "{empty:?}");
+            assert!(
+                connection.query(empty, &Limits::default()).unwrap().rows.is_empty(),
+                "{empty:?}"
+            );
         }
-        for fine in ["SELECT 1;", "SELECT 1; -- c", "SELECT 1 /* ; */ ;\n/* c */", "SELECT ';' ;"] {
-            assert_eq!(connection.query(fine, &Limits::default()).unwrap().rows.len(), 1, "{fine}");
+        for fine in [
+            "SELECT 1;",
+            "SELECT 1; -- c",
+            "SELECT 1 /* ; */ ;\n/* c */",
+            "SELECT ';' ;",
+        ] {
+            assert_eq!(
+                connection.query(fine, &Limits::default()).unwrap().rows.len(),
+                1,
+                "{fine}"
+            );
         }
-        for bad in ["SELECT 1;;", "SELECT 1; SELECT 2", "SELECT 1;<|im_end|>", "SELECT 1; DROP TABLE item", "SELECT \0 1", "SELECT ?"] {
+        for bad in [
+            "SELECT 1;;",
+            "SELECT 1; SELECT 2",
+            "SELECT 1;<|im_end|>",
+            "SELECT 1; DROP TABLE item",
+            "SELECT \0 1",
+            "SELECT ?",
+        ] {
             assert_eq!(kind(&connection, bad), QueryErrorKind::Sql, "{bad}");
         }
     }
@@ -400,8 +489,13 @@ mod tests {
     #[test]
     fn the_place_of_a_mistake_is_known() {
         let (_folder, connection) = sample();
-        let error = connection.query("SELECT nam FROM item", &Limits::default()).unwrap_err();
+        let error = connection
+            .query("SELECT nam FROM item", &Limits::default())
+            .unwrap_err();
         assert_eq!((error.message.as_str(), error.offset), ("no such column: nam", Some(7)));
-        assert_eq!(SqliteConnection::open(Path::new("/nowhere.sqlite")).unwrap_err().kind, QueryErrorKind::Database);
+        assert_eq!(
+            SqliteConnection::open(Path::new("/nowhere.sqlite")).unwrap_err().kind,
+            QueryErrorKind::Database
+        );
     }
 }

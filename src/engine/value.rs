@@ -104,7 +104,10 @@ mod tests {
         assert_eq!(Value::Integer(0), Value::Real(-0.0));
         assert_eq!(Value::Null, Value::Null);
         assert_eq!(Value::Real(f64::INFINITY), Value::Real(f64::INFINITY));
-        assert_ne!(Value::Integer(9_007_199_254_740_993), Value::Real(9_007_199_254_740_992.0));
+        assert_ne!(
+            Value::Integer(9_007_199_254_740_993),
+            Value::Real(9_007_199_254_740_992.0)
+        );
         assert_ne!(Value::Integer(i64::MAX), Value::Real(9_223_372_036_854_775_807.0));
         assert_ne!(Value::Integer(1), Value::Text("1".into()));
         assert_ne!(Value::Text("1".into()), Value::Blob(b"1".to_vec()));
@@ -122,6 +125,9 @@ mod tests {
         };
         let text = |text: &str| Value::Text(text.into());
         assert_ne!(key(&[text("ab"), text("c")]), key(&[text("a"), text("bc")]));
-        assert_ne!(key(&[Value::Null, Value::Integer(0)]), key(&[Value::Integer(0), Value::Null]));
+        assert_ne!(
+            key(&[Value::Null, Value::Integer(0)]),
+            key(&[Value::Integer(0), Value::Null])
+        );
     }
 }

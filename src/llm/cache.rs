@@ -43,14 +43,19 @@ impl Cache {
     /// # Errors
     /// Where the folder cannot be written, or the file is corrupt or not a cache of ours.
     pub fn open(path: &Path) -> Result<Self, CacheError> {
-        let fail = |reason: String| CacheError { path: path.to_owned(), reason };
+        let fail = |reason: String| CacheError {
+            path: path.to_owned(),
+            reason,
+        };
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(|error| fail(error.to_string()))?;
         }
         let remedy = "; move it away, or name another with --cache";
         let connect = || -> Result<Connection, CacheError> {
             let connection = Connection::open(path).map_err(|error| fail(error.to_string()))?;
-            connection.busy_timeout(Duration::from_secs(30)).map_err(|error| fail(error.to_string()))?;
+            connection
+                .busy_timeout(Duration::from_secs(30))
+                .map_err(|error| fail(error.to_string()))?;
             connection
                 .query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))
                 .and_then(|()| connection.execute_batch("PRAGMA synchronous = NORMAL"))
@@ -65,7 +70,11 @@ impl Cache {
             .name("completion-cache".into())
             .spawn(move || write_all(&mut writer, &queue))
             .map_err(|error| fail(error.to_string()))?;
-        Ok(Cache { path: Arc::new(path.to_owned()), reader: Arc::new(Mutex::new(reader)), writer: jobs })
+        Ok(Cache {
+            path: Arc::new(path.to_owned()),
+            reader: Arc::new(Mutex::new(reader)),
+            writer: jobs,
+        })
     }
 
     /// A stored completion.
@@ -79,7 +88,10 @@ impl Cache {
             .and_then(|mut statement| statement.query_row([key.as_slice()], |row| row.get(0)).optional())
             .map_err(|error| self.fail(error.to_string()))?;
         found
-            .map(|text| serde_json::from_str(&text).map_err(|error| self.fail(format!("a stored completion is damaged: {error}"))))
+            .map(|text| {
+                serde_json::from_str(&text)
+                    .map_err(|error| self.fail(format!("a stored completion is damaged: {error}")))
+            })
             .transpose()
     }
 
@@ -96,16 +108,23 @@ impl Cache {
     }
 
     fn fail(&self, reason: String) -> CacheError {
-        CacheError { path: self.path.as_ref().clone(), reason }
+        CacheError {
+            path: self.path.as_ref().clone(),
+            reason,
+        }
     }
 }
 
 fn prepare(connection: &mut Connection) -> Result<(), String> {
     // Two processes may create the file at once: the second waits and finds it made.
-    let change = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate).map_err(|error| error.to_string())?;
+    let change = connection
+        .transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)
+        .map_err(|error| error.to_string())?;
     let read = |pragma: &str| change.query_row(&format!("PRAGMA {pragma}"), [], |row| row.get::<_, i32>(0));
-    let (application, version) =
-        (read("application_id").map_err(|error| error.to_string())?, read("user_version").map_err(|error| error.to_string())?);
+    let (application, version) = (
+        read("application_id").map_err(|error| error.to_string())?,
+        read("user_version").map_err(|error| error.to_string())?,
+    );
     let tables: i64 = change
         .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
         .map_err(|error| error.to_string())?;
@@ -143,8 +162,8 @@ fn write_batch(connection: &mut Connection, batch: &[([u8; 32], String, Stored)]
     let change = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
     {
         let now = jiff::Timestamp::now().to_string();
-        let mut insert =
-            change.prepare_cached("INSERT OR REPLACE INTO completions (key, completion, stored_at) VALUES (?1, ?2, ?3)")?;
+        let mut insert = change
+            .prepare_cached("INSERT OR REPLACE INTO completions (key, completion, stored_at) VALUES (?1, ?2, ?3)")?;
         for (key, completion, _) in batch {
             insert.execute((key.as_slice(), completion, &now))?;
         }
@@ -173,7 +192,11 @@ impl CachedModel {
         };
         let key = request.key();
         if let Some(completion) = self.cache.get(&key).map_err(unusable)? {
-            return Ok(Completion { cached: true, attempts: 0, ..completion });
+            return Ok(Completion {
+                cached: true,
+                attempts: 0,
+                ..completion
+            });
         }
         let completion = self.inner.complete(request).await?;
         if is_whole(&completion) {
@@ -185,7 +208,10 @@ impl CachedModel {
 
 /// A truncated or filtered answer may come out better next time, so it's not kept.
 fn is_whole(completion: &Completion) -> bool {
-    matches!(completion.finish_reason.as_deref(), None | Some("stop" | "eos" | "end_turn" | "STOP"))
+    matches!(
+        completion.finish_reason.as_deref(),
+        None | Some("stop" | "eos" | "end_turn" | "STOP")
+    )
 }
 
 impl Model for CachedModel {
@@ -226,17 +252,35 @@ mod tests {
     fn a_file_that_is_not_ours_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let text = folder.path().join("text");
-        std::fs::write(&text, "not a database, but longer than a header of one would be".repeat(40)).unwrap();
+        std::fs::write(
+            &text,
+            "not a database, but longer than a header of one would be".repeat(40),
+        )
+        .unwrap();
         assert!(Cache::open(&text).unwrap_err().to_string().contains("not a database"));
         let foreign = folder.path().join("foreign.sqlite");
-        Connection::open(&foreign).unwrap().execute_batch("CREATE TABLE mine (a)").unwrap();
-        assert!(Cache::open(&foreign).unwrap_err().to_string().contains("not a completion cache"));
+        Connection::open(&foreign)
+            .unwrap()
+            .execute_batch("CREATE TABLE mine (a)")
+            .unwrap();
+        assert!(
+            Cache::open(&foreign)
+                .unwrap_err()
+                .to_string()
+                .contains("not a completion cache")
+        );
     }
 
     #[test]
     fn truncated_answers_are_not_kept() {
         assert!(is_whole(&completion("x")));
-        assert!(!is_whole(&Completion { finish_reason: Some("length".into()), ..completion("x") }));
-        assert!(!is_whole(&Completion { finish_reason: Some("content_filter".into()), ..completion("x") }));
+        assert!(!is_whole(&Completion {
+            finish_reason: Some("length".into()),
+            ..completion("x")
+        }));
+        assert!(!is_whole(&Completion {
+            finish_reason: Some("content_filter".into()),
+            ..completion("x")
+        }));
     }
 }

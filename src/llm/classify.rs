@@ -91,7 +91,13 @@ const CONTEXT_LENGTH: &[&str] = &[
     "exceeds the maximum number of tokens",
     "input token count",
 ];
-const CONTENT_FILTER: &[&str] = &["content_filter", "content management policy", "content policy", "responsibleai", "safety"];
+const CONTENT_FILTER: &[&str] = &[
+    "content_filter",
+    "content management policy",
+    "content policy",
+    "responsibleai",
+    "safety",
+];
 const QUOTA: &[&str] = &[
     "insufficient_quota",
     "exceeded your current quota",
@@ -117,7 +123,14 @@ pub fn classify(status: u16, body: &str) -> (ErrorClass, String) {
         401 | 403 => ErrorClass::Unauthorized,
         402 => ErrorClass::QuotaExhausted,
         404 if says(MODEL) => ErrorClass::ModelNotFound,
-        400 if says(&["model_not_found", "model not found", "does not exist", "unknown model", "invalid model"]) && says(MODEL) => {
+        400 if says(&[
+            "model_not_found",
+            "model not found",
+            "does not exist",
+            "unknown model",
+            "invalid model",
+        ]) && says(MODEL) =>
+        {
             ErrorClass::ModelNotFound
         }
         404 | 405 => ErrorClass::WrongAddress,
@@ -138,15 +151,23 @@ fn server_words(body: &str) -> String {
         match json {
             Json::String(text) => Some(text.clone()),
             Json::Array(items) => items.iter().find_map(find),
-            Json::Object(fields) => {
-                ["message", "error", "detail", "msg", "title"].iter().find_map(|key| fields.get(*key).and_then(find))
-            }
+            Json::Object(fields) => ["message", "error", "detail", "msg", "title"]
+                .iter()
+                .find_map(|key| fields.get(*key).and_then(find)),
             _ => None,
         }
     }
-    let text = serde_json::from_str::<Json>(body).ok().as_ref().and_then(find).unwrap_or_else(|| strip_tags(body));
+    let text = serde_json::from_str::<Json>(body)
+        .ok()
+        .as_ref()
+        .and_then(find)
+        .unwrap_or_else(|| strip_tags(body));
     let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    if flat.chars().count() > 300 { format!("{}…", flat.chars().take(300).collect::<String>()) } else { flat }
+    if flat.chars().count() > 300 {
+        format!("{}…", flat.chars().take(300).collect::<String>())
+    } else {
+        flat
+    }
 }
 
 fn strip_tags(text: &str) -> String {
@@ -184,19 +205,69 @@ mod tests {
     fn servers_in_their_own_words() {
         use ErrorClass::*;
         for (status, body, class, words) in [
-            (429, r#"{"error":{"message":"Rate limit reached","type":"requests","code":"rate_limit_exceeded"}}"#, RateLimited, "Rate limit reached"),
-            (429, r#"{"error":{"message":"You exceeded your current quota","code":"insufficient_quota"}}"#, QuotaExhausted, "You exceeded your current quota"),
+            (
+                429,
+                r#"{"error":{"message":"Rate limit reached","type":"requests","code":"rate_limit_exceeded"}}"#,
+                RateLimited,
+                "Rate limit reached",
+            ),
+            (
+                429,
+                r#"{"error":{"message":"You exceeded your current quota","code":"insufficient_quota"}}"#,
+                QuotaExhausted,
+                "You exceeded your current quota",
+            ),
             (429, "slow down", RateLimited, "slow down"),
-            (400, r#"{"object":"error","message":"This model's maximum context length is 8192 tokens.","code":400}"#, ContextLength, "This model's maximum context length is 8192 tokens."),
-            (400, r#"{"error":{"code":400,"message":"the request exceeds the available context size. try increasing it","type":"exceed_context_size_error","n_prompt_tokens":9120,"n_ctx":8192}}"#, ContextLength, "the request exceeds the available context size. try increasing it"),
-            (400, r#"[{"error":{"code":400,"message":"API key not valid. Please pass a valid API key."}}]"#, Unauthorized, "API key not valid. Please pass a valid API key."),
-            (400, r#"{"error":{"code":"content_filter","message":"The response was filtered"}}"#, ContentFilter, "The response was filtered"),
+            (
+                400,
+                r#"{"object":"error","message":"This model's maximum context length is 8192 tokens.","code":400}"#,
+                ContextLength,
+                "This model's maximum context length is 8192 tokens.",
+            ),
+            (
+                400,
+                r#"{"error":{"code":400,"message":"the request exceeds the available context size. try increasing it","type":"exceed_context_size_error","n_prompt_tokens":9120,"n_ctx":8192}}"#,
+                ContextLength,
+                "the request exceeds the available context size. try increasing it",
+            ),
+            (
+                400,
+                r#"[{"error":{"code":400,"message":"API key not valid. Please pass a valid API key."}}]"#,
+                Unauthorized,
+                "API key not valid. Please pass a valid API key.",
+            ),
+            (
+                400,
+                r#"{"error":{"code":"content_filter","message":"The response was filtered"}}"#,
+                ContentFilter,
+                "The response was filtered",
+            ),
             (401, r#"{"error":"bad key"}"#, Unauthorized, "bad key"),
-            (404, r#"{"error":{"message":"The model `x` does not exist"}}"#, ModelNotFound, "The model `x` does not exist"),
+            (
+                404,
+                r#"{"error":{"message":"The model `x` does not exist"}}"#,
+                ModelNotFound,
+                "The model `x` does not exist",
+            ),
             (404, "<html><body>Not Found</body></html>", WrongAddress, "Not Found"),
-            (503, "<html><h1>503</h1> Service\n Unavailable</html>", Server, "503 Service Unavailable"),
-            (500, r#"{"error":{"code":500,"message":"context size exceeded"}}"#, ContextLength, "context size exceeded"),
-            (422, r#"{"detail":[{"msg":"bad temperature"}]}"#, BadRequest, "bad temperature"),
+            (
+                503,
+                "<html><h1>503</h1> Service\n Unavailable</html>",
+                Server,
+                "503 Service Unavailable",
+            ),
+            (
+                500,
+                r#"{"error":{"code":500,"message":"context size exceeded"}}"#,
+                ContextLength,
+                "context size exceeded",
+            ),
+            (
+                422,
+                r#"{"detail":[{"msg":"bad temperature"}]}"#,
+                BadRequest,
+                "bad temperature",
+            ),
         ] {
             assert_eq!(classify(status, body), (class, words.to_owned()), "{status} {body}");
         }
@@ -207,7 +278,10 @@ mod tests {
         let now: jiff::Timestamp = "2026-11-30T12:00:00Z".parse().unwrap();
         assert_eq!(retry_after("2", now), Some(Duration::from_secs(2)));
         assert_eq!(retry_after("0.5", now), Some(Duration::from_millis(500)));
-        assert_eq!(retry_after("Mon, 30 Nov 2026 12:00:30 GMT", now), Some(Duration::from_secs(30)));
+        assert_eq!(
+            retry_after("Mon, 30 Nov 2026 12:00:30 GMT", now),
+            Some(Duration::from_secs(30))
+        );
         assert_eq!(retry_after("Mon, 30 Nov 2026 11:00:00 GMT", now), Some(Duration::ZERO));
         assert_eq!(retry_after("soon", now), None);
         assert_eq!(retry_after("-1", now), None);

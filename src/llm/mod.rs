@@ -126,7 +126,10 @@ mod tests {
         Request {
             provider: "test".into(),
             model: "m".into(),
-            messages: vec![Message { role: Role::User, content: "Şehirler?".into() }],
+            messages: vec![Message {
+                role: Role::User,
+                content: "Şehirler?".into(),
+            }],
             temperature: Some(0.0),
             top_p: None,
             max_tokens: Some(10),
@@ -149,20 +152,60 @@ mod tests {
     fn every_parameter_is_in_the_key_but_the_timeout() {
         let base = request();
         let changed = [
-            Request { provider: "other".into(), ..base.clone() },
-            Request { model: "n".into(), ..base.clone() },
-            Request { messages: vec![Message { role: Role::System, content: "Şehirler?".into() }], ..base.clone() },
-            Request { temperature: Some(0.5), ..base.clone() },
-            Request { top_p: Some(1.0), ..base.clone() },
-            Request { max_tokens: None, ..base.clone() },
-            Request { seed: Some(0), ..base.clone() },
-            Request { stop: vec![";".into()], ..base.clone() },
-            Request { repeat: 1, ..base.clone() },
-            Request { sample: 1, ..base.clone() },
+            Request {
+                provider: "other".into(),
+                ..base.clone()
+            },
+            Request {
+                model: "n".into(),
+                ..base.clone()
+            },
+            Request {
+                messages: vec![Message {
+                    role: Role::System,
+                    content: "Şehirler?".into(),
+                }],
+                ..base.clone()
+            },
+            Request {
+                temperature: Some(0.5),
+                ..base.clone()
+            },
+            Request {
+                top_p: Some(1.0),
+                ..base.clone()
+            },
+            Request {
+                max_tokens: None,
+                ..base.clone()
+            },
+            Request {
+                seed: Some(0),
+                ..base.clone()
+            },
+            Request {
+                stop: vec![";".into()],
+                ..base.clone()
+            },
+            Request {
+                repeat: 1,
+                ..base.clone()
+            },
+            Request {
+                sample: 1,
+                ..base.clone()
+            },
         ];
         for other in &changed {
             assert_ne!(other.key(), base.key(), "{other:?}");
         }
-        assert_eq!(Request { timeout: Some(Duration::from_secs(1)), ..base.clone() }.key(), base.key());
+        assert_eq!(
+            Request {
+                timeout: Some(Duration::from_secs(1)),
+                ..base.clone()
+            }
+            .key(),
+            base.key()
+        );
     }
 }

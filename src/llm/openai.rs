@@ -65,14 +65,19 @@ impl OpenAiModel {
     /// # Errors
     /// Where the address or a header is malformed.
     pub fn new(endpoint: Endpoint) -> Result<Self, EndpointError> {
-        let fail = |reason: String| EndpointError { provider: endpoint.name.clone(), reason };
+        let fail = |reason: String| EndpointError {
+            provider: endpoint.name.clone(),
+            reason,
+        };
         let url = reqwest::Url::parse(&endpoint.base_url)
             .map_err(|error| fail(format!("`{}` is not an address: {error}", endpoint.base_url)))?;
         if !matches!(url.scheme(), "http" | "https") {
             return Err(fail(format!("`{}` is not an http(s) address", endpoint.base_url)));
         }
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(fail("give the key by the environment or a file, not inside the address".into()));
+            return Err(fail(
+                "give the key by the environment or a file, not inside the address".into(),
+            ));
         }
         let mut http = reqwest::Client::builder()
             .connect_timeout(endpoint.connect_timeout)
@@ -80,17 +85,20 @@ impl OpenAiModel {
         if endpoint.local {
             http = http.no_proxy();
         }
-        let http = http
-            .build()
-            .map_err(|error| fail(error.to_string()))?;
+        let http = http.build().map_err(|error| fail(error.to_string()))?;
         let key = endpoint.key.as_ref().map_or("", |key| key.expose_secret());
         let mut config = OpenAIConfig::new().with_api_base(&endpoint.base_url).with_api_key(key);
         for (name, value) in &endpoint.headers {
             let header = reqwest::header::HeaderName::from_bytes(name.as_bytes())
                 .map_err(|error| fail(format!("header `{name}`: {error}")))?;
-            config = config.with_header(header, value.clone()).map_err(|error| fail(format!("header `{name}`: {error}")))?;
+            config = config
+                .with_header(header, value.clone())
+                .map_err(|error| fail(format!("header `{name}`: {error}")))?;
         }
-        let service = Transport { http: http.clone(), timeout: endpoint.timeout };
+        let service = Transport {
+            http: http.clone(),
+            timeout: endpoint.timeout,
+        };
         let client = Client::build(http.clone(), config).with_http_service(service);
         Ok(OpenAiModel { client, http, endpoint })
     }
@@ -100,22 +108,46 @@ impl OpenAiModel {
     /// # Errors
     /// As a call's.
     pub async fn list(&self) -> Result<Vec<String>, CallError> {
-        let mut request = self.http.get(format!("{}/models", self.endpoint.base_url)).timeout(self.endpoint.timeout);
+        let mut request = self
+            .http
+            .get(format!("{}/models", self.endpoint.base_url))
+            .timeout(self.endpoint.timeout);
         if let Some(key) = &self.endpoint.key {
             request = request.bearer_auth(key.expose_secret());
         }
         for (name, value) in &self.endpoint.headers {
             request = request.header(name, value);
         }
-        let response = request.send().await.map_err(|error| self.from_http(&error, self.endpoint.timeout))?;
+        let response = request
+            .send()
+            .await
+            .map_err(|error| self.from_http(&error, self.endpoint.timeout))?;
         let status = response.status().as_u16();
-        let body = response.text().await.map_err(|error| self.from_http(&error, self.endpoint.timeout))?;
+        let body = response
+            .text()
+            .await
+            .map_err(|error| self.from_http(&error, self.endpoint.timeout))?;
         if !(200..300).contains(&status) {
-            return Err(self.refused(&Refusal { status, retry_after: None, body }, None));
+            return Err(self.refused(
+                &Refusal {
+                    status,
+                    retry_after: None,
+                    body,
+                },
+                None,
+            ));
         }
-        let json: Json = serde_json::from_str(&body)
-            .map_err(|error| self.error(ErrorClass::BadAnswer, format!("the list of models is not JSON: {error}")))?;
-        let ids = json["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str().map(str::to_owned));
+        let json: Json = serde_json::from_str(&body).map_err(|error| {
+            self.error(
+                ErrorClass::BadAnswer,
+                format!("the list of models is not JSON: {error}"),
+            )
+        })?;
+        let ids = json["data"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|model| model["id"].as_str().map(str::to_owned));
         Ok(ids.collect())
     }
 
@@ -136,23 +168,49 @@ impl OpenAiModel {
     fn completion(&self, answer: Answer, request: &Request, latency_ms: u64) -> Result<Completion, CallError> {
         if let Some(error) = answer.error.filter(|error| !error.is_null()) {
             // Some gateways answer 200 with an error inside.
-            let status = error["code"].as_u64().and_then(|code| u16::try_from(code).ok()).unwrap_or(500);
+            let status = error["code"]
+                .as_u64()
+                .and_then(|code| u16::try_from(code).ok())
+                .unwrap_or(500);
             let body = json!({ "error": error }).to_string();
-            return Err(self.refused(&Refusal { status, retry_after: None, body }, Some(request)));
+            return Err(self.refused(
+                &Refusal {
+                    status,
+                    retry_after: None,
+                    body,
+                },
+                Some(request),
+            ));
         }
         let Some(choice) = answer.choices.into_iter().flatten().next() else {
-            return Err(self.error(ErrorClass::BadAnswer, format!("model `{}` answered without any choice", request.model)));
+            return Err(self.error(
+                ErrorClass::BadAnswer,
+                format!("model `{}` answered without any choice", request.model),
+            ));
         };
         let finish_reason = choice.finish_reason;
-        let text = choice.message.and_then(|message| message.content).map(Content::into_text).unwrap_or_default();
+        let text = choice
+            .message
+            .and_then(|message| message.content)
+            .map(Content::into_text)
+            .unwrap_or_default();
         if text.trim().is_empty() {
             let why = finish_reason.as_deref().unwrap_or("none given");
             let (class, hint) = match why {
                 "content_filter" => (ErrorClass::ContentFilter, ""),
-                "length" => (ErrorClass::BadRequest, "; all of max_tokens went into reasoning: raise it"),
+                "length" => (
+                    ErrorClass::BadRequest,
+                    "; all of max_tokens went into reasoning: raise it",
+                ),
                 _ => (ErrorClass::BadAnswer, ""),
             };
-            return Err(self.error(class, format!("model `{}` answered without text (finish reason: {why}){hint}", request.model)));
+            return Err(self.error(
+                class,
+                format!(
+                    "model `{}` answered without text (finish reason: {why}){hint}",
+                    request.model
+                ),
+            ));
         }
         let usage = answer.usage.unwrap_or_default();
         Ok(Completion {
@@ -162,7 +220,9 @@ impl OpenAiModel {
                 prompt: usage.prompt_tokens,
                 cached_prompt: usage.prompt_tokens_details.and_then(|details| details.cached_tokens),
                 completion: usage.completion_tokens,
-                reasoning: usage.completion_tokens_details.and_then(|details| details.reasoning_tokens),
+                reasoning: usage
+                    .completion_tokens_details
+                    .and_then(|details| details.reasoning_tokens),
             },
             served_model: answer.model,
             fingerprint: answer.system_fingerprint,
@@ -182,9 +242,10 @@ impl OpenAiModel {
                 },
             },
             OpenAIError::Reqwest(error) => self.from_http(&error, limit),
-            OpenAIError::JSONDeserialize(error, _) => {
-                self.error(ErrorClass::BadAnswer, format!("model `{}` gave no valid completion: {error}", request.model))
-            }
+            OpenAIError::JSONDeserialize(error, _) => self.error(
+                ErrorClass::BadAnswer,
+                format!("model `{}` gave no valid completion: {error}", request.model),
+            ),
             other => self.error(ErrorClass::BadRequest, other.to_string()),
         }
     }
@@ -198,11 +259,21 @@ impl OpenAiModel {
         while let Some(inner) = cause.source() {
             cause = inner;
         }
-        self.error(ErrorClass::Connection, format!("no answer from {}: {cause}", self.endpoint.base_url))
+        self.error(
+            ErrorClass::Connection,
+            format!("no answer from {}: {cause}", self.endpoint.base_url),
+        )
     }
 
     fn timed_out(&self, limit: Duration) -> CallError {
-        self.error(ErrorClass::Timeout, format!("no answer from {} within {} s", self.endpoint.base_url, limit.as_secs_f64()))
+        self.error(
+            ErrorClass::Timeout,
+            format!(
+                "no answer from {} within {} s",
+                self.endpoint.base_url,
+                limit.as_secs_f64()
+            ),
+        )
     }
 
     fn refused(&self, refusal: &Refusal, request: Option<&Request>) -> CallError {
@@ -215,7 +286,11 @@ impl OpenAiModel {
             ErrorClass::WrongAddress => "; is the base URL right? It usually ends in /v1",
             _ => "",
         };
-        let at = if class == ErrorClass::WrongAddress { format!(" at {}", self.endpoint.base_url) } else { String::new() };
+        let at = if class == ErrorClass::WrongAddress {
+            format!(" at {}", self.endpoint.base_url)
+        } else {
+            String::new()
+        };
         CallError {
             class,
             message: self.redact(&format!("{model}refused the request{at} ({status}): {words}{hint}")),
@@ -226,7 +301,13 @@ impl OpenAiModel {
     }
 
     fn error(&self, class: ErrorClass, message: String) -> CallError {
-        CallError { class, message: self.redact(&message), status: None, retry_after: None, attempts: 1 }
+        CallError {
+            class,
+            message: self.redact(&message),
+            status: None,
+            retry_after: None,
+            attempts: 1,
+        }
     }
 
     /// Servers may repeat the key in their message.
@@ -255,7 +336,10 @@ fn body(request: &Request) -> Json {
     set("top_p", request.top_p.map(Json::from));
     set("max_tokens", request.max_tokens.map(Json::from));
     set("seed", request.seed.map(Json::from));
-    set("stop", (!request.stop.is_empty()).then(|| Json::from(request.stop.clone())));
+    set(
+        "stop",
+        (!request.stop.is_empty()).then(|| Json::from(request.stop.clone())),
+    );
     body
 }
 
@@ -299,7 +383,9 @@ impl tower::Service<HttpRequestFactory> for Transport {
         Box::pin(async move {
             let mut request = factory.build().await?;
             // An outer limit around the whole attempt is usually shorter; this one ends a connection nobody waits for.
-            request.timeout_mut().get_or_insert(timeout.max(Duration::from_secs(600)));
+            request
+                .timeout_mut()
+                .get_or_insert(timeout.max(Duration::from_secs(600)));
             let mut response = http.execute(request).await.map_err(OpenAIError::Reqwest)?;
             if response.status().is_success() {
                 return Ok(response);
@@ -319,7 +405,11 @@ impl tower::Service<HttpRequestFactory> for Transport {
                 }
             }
             let body = String::from_utf8_lossy(&bytes).into_owned();
-            Err(OpenAIError::Boxed(Box::new(Refusal { status, retry_after: wait, body })))
+            Err(OpenAIError::Boxed(Box::new(Refusal {
+                status,
+                retry_after: wait,
+                body,
+            })))
         })
     }
 }

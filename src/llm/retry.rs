@@ -43,7 +43,12 @@ pub struct RetryingModel {
 
 impl RetryingModel {
     pub fn new(inner: Arc<dyn Model>, policy: RetryPolicy, concurrency: usize) -> Self {
-        RetryingModel { inner, policy, in_flight: Semaphore::new(concurrency.max(1)), answered: AtomicBool::new(false) }
+        RetryingModel {
+            inner,
+            policy,
+            in_flight: Semaphore::new(concurrency.max(1)),
+            answered: AtomicBool::new(false),
+        }
     }
 
     async fn run(&self, request: &Request) -> Result<Completion, CallError> {
@@ -55,7 +60,10 @@ impl RetryingModel {
                 match self.inner.complete(request).await {
                     Ok(completion) => {
                         self.answered.store(true, Ordering::Relaxed);
-                        return Ok(Completion { attempts: attempt, ..completion });
+                        return Ok(Completion {
+                            attempts: attempt,
+                            ..completion
+                        });
                     }
                     Err(error) => error,
                 }
@@ -71,7 +79,12 @@ impl RetryingModel {
             {
                 return Err(self.give_up(error, attempt));
             }
-            tracing::debug!(attempt, wait_ms = wait.as_millis(), class = error.class.name(), "call failed, trying again");
+            tracing::debug!(
+                attempt,
+                wait_ms = wait.as_millis(),
+                class = error.class.name(),
+                "call failed, trying again"
+            );
             tokio::time::sleep(wait).await;
             attempt += 1;
         }
@@ -83,9 +96,17 @@ impl RetryingModel {
         } else {
             error.class
         };
-        let message =
-            if attempts > 1 { format!("{} (after {attempts} attempts)", error.message) } else { error.message };
-        CallError { class, message, attempts, ..error }
+        let message = if attempts > 1 {
+            format!("{} (after {attempts} attempts)", error.message)
+        } else {
+            error.message
+        };
+        CallError {
+            class,
+            message,
+            attempts,
+            ..error
+        }
     }
 
     /// What the server asked for, capped; else a random part of a doubling wait, so that many calls do not return at once.
@@ -93,7 +114,11 @@ impl RetryingModel {
         if let Some(asked) = asked {
             return asked.min(self.policy.longest_wait);
         }
-        let full = self.policy.first_wait.saturating_mul(1 << (attempt - 1).min(16)).min(self.policy.longest_wait);
+        let full = self
+            .policy
+            .first_wait
+            .saturating_mul(1 << (attempt - 1).min(16))
+            .min(self.policy.longest_wait);
         let mut bytes = [0_u8; 4];
         let _ = getrandom::fill(&mut bytes);
         let share = f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX);
@@ -148,12 +173,26 @@ mod tests {
         }
     }
 
-    fn call(class: ErrorClass, status: Option<u16>, succeed_at: u32, retry_after: Option<Duration>) -> (Result<Completion, CallError>, u32, Duration) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    fn call(
+        class: ErrorClass,
+        status: Option<u16>,
+        succeed_at: u32,
+        retry_after: Option<Duration>,
+    ) -> (Result<Completion, CallError>, u32, Duration) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build();
         // The paused clock needs tokio's test support; without it the waits below are real but short.
         let runtime = runtime.unwrap();
         runtime.block_on(async {
-            let inner = Arc::new(Failing { class, status, calls: AtomicU32::new(0), succeed_at, retry_after });
+            let inner = Arc::new(Failing {
+                class,
+                status,
+                calls: AtomicU32::new(0),
+                succeed_at,
+                retry_after,
+            });
             let model = RetryingModel::new(inner.clone(), RetryPolicy::default(), 1);
             let started = Instant::now();
             let result = model.run(&super::super::tests::request()).await;
@@ -172,7 +211,12 @@ mod tests {
 
     #[test]
     fn what_cannot_work_is_not_tried_again() {
-        for class in [ErrorClass::ContextLength, ErrorClass::Unauthorized, ErrorClass::QuotaExhausted, ErrorClass::BadRequest] {
+        for class in [
+            ErrorClass::ContextLength,
+            ErrorClass::Unauthorized,
+            ErrorClass::QuotaExhausted,
+            ErrorClass::BadRequest,
+        ] {
             assert_eq!(call(class, Some(400), 0, None).1, 1, "{class:?}");
         }
     }
@@ -185,6 +229,9 @@ mod tests {
 
     #[test]
     fn an_address_where_nothing_ever_answered_ends_the_run() {
-        assert_eq!(call(ErrorClass::Connection, None, 0, None).0.unwrap_err().class, ErrorClass::Unreachable);
+        assert_eq!(
+            call(ErrorClass::Connection, None, 0, None).0.unwrap_err().class,
+            ErrorClass::Unreachable
+        );
     }
 }

@@ -85,9 +85,18 @@ mod tests {
     #[test]
     fn columns_count_by_place() {
         let (one, two) = (Value::Integer(1), Value::Integer(2));
-        assert_eq!(ex(&[vec![one.clone(), two.clone()]], &[vec![two.clone(), one.clone()]]), 0.0);
+        assert_eq!(
+            ex(&[vec![one.clone(), two.clone()]], &[vec![two.clone(), one.clone()]]),
+            0.0
+        );
         assert_eq!(ex(&[vec![one.clone()]], &[vec![one.clone(), one.clone()]]), 0.0);
-        assert_eq!(ex(&[vec![one.clone(), two.clone()], vec![two.clone(), one.clone()]], &[vec![one.clone(), one.clone()], vec![two.clone(), two]]), 0.0);
+        assert_eq!(
+            ex(
+                &[vec![one.clone(), two.clone()], vec![two.clone(), one.clone()]],
+                &[vec![one.clone(), one.clone()], vec![two.clone(), two]]
+            ),
+            0.0
+        );
         assert_eq!(ex(&[], &[]), 1.0);
         assert_eq!(ex(&[vec![one]], &[vec![Value::Real(1.0)]]), 1.0);
     }

@@ -80,8 +80,11 @@ impl Scorer {
         if golds.is_empty()
             && let Some(error) = failed
         {
-            let outcome =
-                if error.kind == QueryErrorKind::Timeout { Outcome::GoldTimeout } else { Outcome::GoldError };
+            let outcome = if error.kind == QueryErrorKind::Timeout {
+                Outcome::GoldTimeout
+            } else {
+                Outcome::GoldError
+            };
             return (outcome, 0.0, Some(error.message));
         }
         let sql = match &item.prediction {
@@ -92,10 +95,16 @@ impl Scorer {
         match self.rows(&item.database, sql).await {
             Ok((rows, elapsed)) => {
                 if golds.iter().all(|gold| gold.1 + elapsed > limit) {
-                    let reason = format!("prediction and gold together took longer than {} s", limit.as_secs_f64());
+                    let reason = format!(
+                        "prediction and gold together took longer than {} s",
+                        limit.as_secs_f64()
+                    );
                     return (Outcome::SqlTimeout, 0.0, Some(reason));
                 }
-                let ex = golds.iter().map(|gold| execution_accuracy(&rows, &gold.0)).fold(0.0, f64::max);
+                let ex = golds
+                    .iter()
+                    .map(|gold| execution_accuracy(&rows, &gold.0))
+                    .fold(0.0, f64::max);
                 (Outcome::Answered, ex, None)
             }
             Err(error) => {

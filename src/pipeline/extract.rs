@@ -40,13 +40,21 @@ pub fn extract(extractor: &Extractor, answer: &str, fill: &dyn Fn(&str) -> Strin
     let mut notes = Vec::new();
     let found = find(extractor, answer, &mut notes);
     if found.is_some() {
-        return Extracted { value: found, used_default: false, notes };
+        return Extracted {
+            value: found,
+            used_default: false,
+            notes,
+        };
     }
     let value = extractor.default.as_ref().map(|default| match default {
         DefaultValue::Text(text) => OutputValue::Text(fill(text)),
         DefaultValue::List(items) => OutputValue::List(items.iter().map(|item| fill(item)).collect()),
     });
-    Extracted { used_default: value.is_some(), value, notes }
+    Extracted {
+        used_default: value.is_some(),
+        value,
+        notes,
+    }
 }
 
 fn find(extractor: &Extractor, answer: &str, notes: &mut Vec<String>) -> Option<OutputValue> {
@@ -81,7 +89,10 @@ fn find(extractor: &Extractor, answer: &str, notes: &mut Vec<String>) -> Option<
                 Occurrence::First => regex.captures_iter(scope).next(),
                 Occurrence::Last => regex.captures_iter(scope).last(),
             }?;
-            captures.get(1).or_else(|| captures.get(0)).map(|found| OutputValue::Text(found.as_str().to_owned()))
+            captures
+                .get(1)
+                .or_else(|| captures.get(0))
+                .map(|found| OutputValue::Text(found.as_str().to_owned()))
         }
         ExtractKind::Json { pointer } => {
             let json = read_json(scope, take)?;
@@ -102,7 +113,11 @@ fn find(extractor: &Extractor, answer: &str, notes: &mut Vec<String>) -> Option<
 /// Commas inside quotes and brackets do not separate. An empty pair of brackets is an empty list.
 fn read_list(text: &str) -> Option<Vec<String>> {
     let trimmed = text.trim_start();
-    let trimmed = trimmed.strip_prefix("```json").or_else(|| trimmed.strip_prefix("```")).unwrap_or(trimmed).trim_start();
+    let trimmed = trimmed
+        .strip_prefix("```json")
+        .or_else(|| trimmed.strip_prefix("```"))
+        .unwrap_or(trimmed)
+        .trim_start();
     let (body, bracketed) = match trimmed.strip_prefix('[') {
         Some(body) => (body, true),
         None => (trimmed.lines().next()?, false),
@@ -150,7 +165,11 @@ fn read_list(text: &str) -> Option<Vec<String>> {
         previous = letter;
     }
     items.push(item);
-    let items: Vec<String> = items.iter().map(|item| unquote(item)).filter(|item| !item.is_empty()).collect();
+    let items: Vec<String> = items
+        .iter()
+        .map(|item| unquote(item))
+        .filter(|item| !item.is_empty())
+        .collect();
     (closed || !items.is_empty()).then_some(items)
 }
 
@@ -161,7 +180,10 @@ fn unquote(text: &str) -> String {
         if let Some(inner) = inner
             && !inner.replace(&format!("\\{quote}"), "").contains(quote)
         {
-            return inner.replace(&format!("\\{quote}"), &quote.to_string()).trim().to_owned();
+            return inner
+                .replace(&format!("\\{quote}"), &quote.to_string())
+                .trim()
+                .to_owned();
         }
     }
     text.to_owned()
@@ -171,8 +193,10 @@ fn unquote(text: &str) -> String {
 fn read_label(text: &str, one_of: &[String], marked: bool, take: Occurrence) -> Option<String> {
     if one_of.is_empty() {
         let word = text.trim_start_matches(|letter: char| !letter.is_alphanumeric());
-        let word: String =
-            word.chars().take_while(|letter| letter.is_alphanumeric() || matches!(letter, '-' | '_')).collect();
+        let word: String = word
+            .chars()
+            .take_while(|letter| letter.is_alphanumeric() || matches!(letter, '-' | '_'))
+            .collect();
         return (!word.is_empty()).then_some(word);
     }
     // After a marker the label is on that line or the next; a whole answer may name it anywhere.
@@ -239,8 +263,14 @@ mod tests {
     #[test]
     fn lists() {
         let strings = |items: &[&str]| Some(items.iter().map(|&item| item.to_owned()).collect::<Vec<_>>());
-        assert_eq!(list(" [a.b, c.d = e.f, 'x, y', \"say \\\"hi\\\"\", f(g, h)] rest"), strings(&["a.b", "c.d = e.f", "x, y", "say \"hi\"", "f(g, h)"]));
-        assert_eq!(list("[\"Which, of these?\",\n \"b\"]\nmore"), strings(&["Which, of these?", "b"]));
+        assert_eq!(
+            list(" [a.b, c.d = e.f, 'x, y', \"say \\\"hi\\\"\", f(g, h)] rest"),
+            strings(&["a.b", "c.d = e.f", "x, y", "say \"hi\"", "f(g, h)"])
+        );
+        assert_eq!(
+            list("[\"Which, of these?\",\n \"b\"]\nmore"),
+            strings(&["Which, of these?", "b"])
+        );
         assert_eq!(list("[]"), strings(&[]));
         assert_eq!(list("[ ]"), strings(&[]));
         assert_eq!(list("a, b\nc"), strings(&["a", "b"]));
@@ -251,14 +281,20 @@ mod tests {
 
     #[test]
     fn labels() {
-        let classes: Vec<String> = ["EASY", "NON-NESTED", "NESTED"].iter().map(|&label| label.to_owned()).collect();
+        let classes: Vec<String> = ["EASY", "NON-NESTED", "NESTED"]
+            .iter()
+            .map(|&label| label.to_owned())
+            .collect();
         let label = |text: &str| read_label(text, &classes, true, Occurrence::Last);
         assert_eq!(label(" \"NON-NESTED\""), Some("NON-NESTED".into()));
         assert_eq!(label(" nested."), Some("NESTED".into()));
         assert_eq!(label("\n**Easy**\nNESTED"), Some("EASY".into()));
         assert_eq!(label(" HARD"), None);
         assert_eq!(label(" UNNESTED"), None);
-        assert_eq!(read_label("first EASY, no: NESTED", &classes, false, Occurrence::Last), Some("NESTED".into()));
+        assert_eq!(
+            read_label("first EASY, no: NESTED", &classes, false, Occurrence::Last),
+            Some("NESTED".into())
+        );
         assert_eq!(read_label(" Yes, so", &[], true, Occurrence::Last), Some("Yes".into()));
     }
 
@@ -282,11 +318,19 @@ mod tests {
     #[test]
     fn json_and_patterns() {
         let json = |text: &str, take| read_json(text, take).map(|json| json.to_string());
-        assert_eq!(json("```json\n{\"a\": [1]}\n``` and {\"b\": 2} {", Occurrence::First), Some("{\"a\":[1]}".into()));
-        assert_eq!(json("{\"a\": 1} then {\"b\": 2}", Occurrence::Last), Some("{\"b\":2}".into()));
+        assert_eq!(
+            json("```json\n{\"a\": [1]}\n``` and {\"b\": 2} {", Occurrence::First),
+            Some("{\"a\":[1]}".into())
+        );
+        assert_eq!(
+            json("{\"a\": 1} then {\"b\": 2}", Occurrence::Last),
+            Some("{\"b\":2}".into())
+        );
         assert_eq!(json("none", Occurrence::Last), None);
         let extractor = Extractor {
-            kind: ExtractKind::Regex { pattern: "answer is (\\w+)".into() },
+            kind: ExtractKind::Regex {
+                pattern: "answer is (\\w+)".into(),
+            },
             after: None,
             take: Take::Last,
             default: None,

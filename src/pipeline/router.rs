@@ -46,7 +46,9 @@ pub struct Route<'a> {
 pub enum RouteError {
     #[error("no provider `{name}` (there are: {})", .known.join(", "))]
     NoProvider { name: String, known: Vec<String> },
-    #[error("no model is named for provider `{provider}`: give --model NAME, or `model: {{ name: … }}` in the pipeline")]
+    #[error(
+        "no model is named for provider `{provider}`: give --model NAME, or `model: {{ name: … }}` in the pipeline"
+    )]
     NoModel { provider: String },
 }
 
@@ -69,8 +71,15 @@ impl Router {
         if provider.fixed_model {
             spec.name.clone_from(&provider.defaults.name);
         }
-        let model_name = spec.name.clone().ok_or_else(|| RouteError::NoModel { provider: name.to_owned() })?;
-        Ok(Route { provider, spec, model_name, repeat: self.repeat })
+        let model_name = spec.name.clone().ok_or_else(|| RouteError::NoModel {
+            provider: name.to_owned(),
+        })?;
+        Ok(Route {
+            provider,
+            spec,
+            model_name,
+            repeat: self.repeat,
+        })
     }
 }
 

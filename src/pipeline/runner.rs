@@ -31,9 +31,17 @@ pub struct Resources {
 #[derive(Debug, thiserror::Error)]
 pub enum StageError {
     #[error("example `{example}`, stage `{stage}`: {source}")]
-    Call { example: String, stage: String, source: CallError },
+    Call {
+        example: String,
+        stage: String,
+        source: CallError,
+    },
     #[error("example `{example}`, stage `{stage}`: {source}")]
-    Prompt { example: String, stage: String, source: PromptError },
+    Prompt {
+        example: String,
+        stage: String,
+        source: PromptError,
+    },
     #[error("stage `{stage}`: {source}")]
     Route { stage: String, source: RouteError },
     #[error("example `{example}`: {source}")]
@@ -52,7 +60,12 @@ pub struct ExampleRun {
 
 impl ExampleRun {
     pub fn new(example: Arc<Example>) -> Self {
-        ExampleRun { example, outputs: BTreeMap::new(), stages: Vec::new(), ended: None }
+        ExampleRun {
+            example,
+            outputs: BTreeMap::new(),
+            stages: Vec::new(),
+            ended: None,
+        }
     }
 
     /// Whether no further stage is needed.
@@ -86,7 +99,9 @@ impl ExampleRun {
             StageKind::Prompt { template } => Ok((template, own)),
             StageKind::Switch { on, cases } => {
                 let label = self.output(on).map(OutputValue::as_text).unwrap_or_default();
-                let case = cases.get(&label).ok_or_else(|| format!("`{on}` is `{label}`, which has no case"))?;
+                let case = cases
+                    .get(&label)
+                    .ok_or_else(|| format!("`{on}` is `{label}`, which has no case"))?;
                 Ok((&case.template, case.model.over(&own)))
             }
         }
@@ -98,14 +113,20 @@ impl ExampleRun {
     /// Where the database cannot be read or the template fails.
     pub fn render(&self, resources: &Resources, index: usize, template: &str) -> Result<Vec<Message>, StageError> {
         let example = &self.example;
-        let database = resources.databases.get(&example.database).ok_or_else(|| StageError::NoDatabase {
-            example: example.id.clone(),
-            database: example.database.clone(),
-        })?;
+        let database = resources
+            .databases
+            .get(&example.database)
+            .ok_or_else(|| StageError::NoDatabase {
+                example: example.id.clone(),
+                database: example.database.clone(),
+            })?;
         let schema = resources
             .schemas
             .text(database, &resources.pipeline.schema)
-            .map_err(|source| StageError::Database { example: example.id.clone(), source })?;
+            .map_err(|source| StageError::Database {
+                example: example.id.clone(),
+                source,
+            })?;
         let mut variables: BTreeMap<String, Value> = BTreeMap::from([
             ("question".to_owned(), Value::from(example.question.as_str())),
             ("evidence".to_owned(), Value::from(example.evidence.as_str())),
@@ -122,17 +143,20 @@ impl ExampleRun {
             ),
         ]);
         for (stage, outputs) in &self.outputs {
-            let fields: BTreeMap<String, Value> =
-                outputs.iter().map(|(name, output)| (name.clone(), to_template(output))).collect();
+            let fields: BTreeMap<String, Value> = outputs
+                .iter()
+                .map(|(name, output)| (name.clone(), to_template(output)))
+                .collect();
             variables.insert(stage.clone(), Value::from_pairs(fields));
         }
-        resources.prompts.render(&example.language, template, Value::from_pairs(variables)).map_err(|source| {
-            StageError::Prompt {
+        resources
+            .prompts
+            .render(&example.language, template, Value::from_pairs(variables))
+            .map_err(|source| StageError::Prompt {
                 example: example.id.clone(),
                 stage: resources.pipeline.stages[index].name.clone(),
                 source,
-            }
-        })
+            })
     }
 
     /// Runs one stage. What ends only the example is noted in it; what ends the run is an error.
@@ -152,10 +176,10 @@ impl ExampleRun {
             }
         };
         let messages = self.render(resources, index, template)?;
-        let route = resources
-            .router
-            .route(&spec)
-            .map_err(|source| StageError::Route { stage: stage.name.clone(), source })?;
+        let route = resources.router.route(&spec).map_err(|source| StageError::Route {
+            stage: stage.name.clone(),
+            source,
+        })?;
         let request = route.request(messages);
         let answer = route.provider.model.complete(&request).await;
         let mut trace = StageTrace {
@@ -202,7 +226,9 @@ impl ExampleRun {
         };
         for (name, extractor) in &stage.extract {
             let extracted = extract(extractor, &whole, &|text| self.fill(text));
-            trace.warnings.extend(extracted.notes.into_iter().map(|note| format!("{name}: {note}")));
+            trace
+                .warnings
+                .extend(extracted.notes.into_iter().map(|note| format!("{name}: {note}")));
             if extracted.used_default {
                 trace.defaulted.push(name.clone());
             }
@@ -226,11 +252,17 @@ impl ExampleRun {
     /// Puts earlier outputs into a default's text.
     fn fill(&self, text: &str) -> String {
         static REFERENCE: OnceLock<Option<Regex>> = OnceLock::new();
-        let reference = REFERENCE.get_or_init(|| Regex::new(r"\{\{\s*([a-z][a-z0-9_]*)\.([a-z][a-z0-9_]*)\s*\}\}").ok());
-        let Some(reference) = reference else { return text.to_owned() };
+        let reference =
+            REFERENCE.get_or_init(|| Regex::new(r"\{\{\s*([a-z][a-z0-9_]*)\.([a-z][a-z0-9_]*)\s*\}\}").ok());
+        let Some(reference) = reference else {
+            return text.to_owned();
+        };
         reference
             .replace_all(text, |found: &regex::Captures<'_>| {
-                let output = OutputRef { stage: found[1].to_owned(), output: found[2].to_owned() };
+                let output = OutputRef {
+                    stage: found[1].to_owned(),
+                    output: found[2].to_owned(),
+                };
                 self.output(&output).map(OutputValue::as_text).unwrap_or_default()
             })
             .into_owned()
@@ -242,7 +274,10 @@ impl ExampleRun {
 
     /// The finished trace.
     pub fn finish(self, pipeline: &Pipeline) -> Trace {
-        let prediction = self.output(&pipeline.answer).map(OutputValue::as_text).filter(|sql| !sql.trim().is_empty());
+        let prediction = self
+            .output(&pipeline.answer)
+            .map(OutputValue::as_text)
+            .filter(|sql| !sql.trim().is_empty());
         let (outcome, error) = match (&self.ended, &prediction) {
             (Some((outcome, reason)), _) => (*outcome, Some(reason.clone())),
             (None, Some(_)) => (Outcome::Answered, None),
@@ -261,7 +296,10 @@ impl ExampleRun {
 
 /// Joins the beginning of an answer that the prompt gave with the model's continuation, which may repeat it.
 fn continue_from(beginning: &str, answer: &str) -> String {
-    let repeats = answer.trim_start().get(..beginning.len()).is_some_and(|start| start.eq_ignore_ascii_case(beginning));
+    let repeats = answer
+        .trim_start()
+        .get(..beginning.len())
+        .is_some_and(|start| start.eq_ignore_ascii_case(beginning));
     if repeats || answer.trim_start().starts_with("```") {
         answer.to_owned()
     } else {

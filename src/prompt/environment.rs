@@ -24,17 +24,28 @@ pub struct Prompts {
 #[derive(Debug, thiserror::Error)]
 pub enum PromptError {
     #[error("no templates for the language `{language}` in {place} (there are: {})", .known.join(", "))]
-    NoLanguage { language: String, place: String, known: Vec<String> },
+    NoLanguage {
+        language: String,
+        place: String,
+        known: Vec<String>,
+    },
     #[error("no template `{language}/{template}` in {place}")]
-    NoTemplate { language: String, template: String, place: String },
+    NoTemplate {
+        language: String,
+        template: String,
+        place: String,
+    },
     #[error(transparent)]
     Template(#[from] Box<Diagnostics>),
 }
 
 impl Prompts {
     pub fn new(store: TemplateStore) -> Self {
-        let environments =
-            store.list().into_keys().map(|language| (language.clone(), environment(&store, &language))).collect();
+        let environments = store
+            .list()
+            .into_keys()
+            .map(|language| (language.clone(), environment(&store, &language)))
+            .collect();
         Prompts { store, environments }
     }
 
@@ -55,7 +66,9 @@ impl Prompts {
         let compiled = self.compiled(language, template)?;
         let boundary = boundary();
         let root = minijinja::context! { __role_boundary => boundary.as_str(), ..variables };
-        let text = compiled.render(root).map_err(|error| self.explain(language, template, &error))?;
+        let text = compiled
+            .render(root)
+            .map_err(|error| self.explain(language, template, &error))?;
         Ok(split_messages(&text, &boundary))
     }
 
@@ -98,20 +111,33 @@ impl Prompts {
     /// # Errors
     /// Where it is missing.
     pub fn source(&self, language: &str, template: &str) -> Result<(String, String), PromptError> {
-        self.store.read(language, template).ok_or_else(|| self.missing(language, template))
+        self.store
+            .read(language, template)
+            .ok_or_else(|| self.missing(language, template))
     }
 
     fn missing(&self, language: &str, template: &str) -> PromptError {
         let place = self.store.place();
         if self.environments.contains_key(language) {
-            PromptError::NoTemplate { language: language.to_owned(), template: template.to_owned(), place }
+            PromptError::NoTemplate {
+                language: language.to_owned(),
+                template: template.to_owned(),
+                place,
+            }
         } else {
-            PromptError::NoLanguage { language: language.to_owned(), place, known: self.languages() }
+            PromptError::NoLanguage {
+                language: language.to_owned(),
+                place,
+                known: self.languages(),
+            }
         }
     }
 
     fn compiled(&self, language: &str, template: &str) -> Result<minijinja::Template<'_, '_>, PromptError> {
-        let environment = self.environments.get(language).ok_or_else(|| self.missing(language, template))?;
+        let environment = self
+            .environments
+            .get(language)
+            .ok_or_else(|| self.missing(language, template))?;
         environment.get_template(template).map_err(|error| {
             if error.kind() == ErrorKind::TemplateNotFound {
                 self.missing(language, template)
@@ -133,7 +159,10 @@ impl Prompts {
             source = inner.source();
         }
         let name = deepest.name().unwrap_or(template);
-        let (text, file) = self.store.read(language, name).unwrap_or_else(|| (String::new(), name.to_owned()));
+        let (text, file) = self
+            .store
+            .read(language, name)
+            .unwrap_or_else(|| (String::new(), name.to_owned()));
         let span = match (deepest.range(), deepest.line()) {
             (Some(range), _) if range.end <= text.len() && range.start < range.end => range,
             (_, Some(line)) => line_span(&text, line),
@@ -144,17 +173,25 @@ impl Prompts {
             ErrorKind::UndefinedError => (
                 format!("template `{name}` ({language}) uses a variable that is not there: `{offending}`"),
                 "undefined".to_owned(),
-                Some("variables: question, evidence, schema, dialect, language, example, and earlier stages by name".to_owned()),
+                Some(
+                    "variables: question, evidence, schema, dialect, language, example, and earlier stages by name"
+                        .to_owned(),
+                ),
             ),
             ErrorKind::TemplateNotFound => (
                 format!("template `{name}` ({language}) includes a template that is not there"),
                 "not found in this language's folder".to_owned(),
-                Some(format!("includes are looked up in the same language: {}/{language}/<name>.jinja", self.store.place())),
+                Some(format!(
+                    "includes are looked up in the same language: {}/{language}/<name>.jinja",
+                    self.store.place()
+                )),
             ),
             _ => (
                 format!(
                     "template `{name}` ({language}): {}",
-                    deepest.detail().map_or_else(|| deepest.kind().to_string(), str::to_owned)
+                    deepest
+                        .detail()
+                        .map_or_else(|| deepest.kind().to_string(), str::to_owned)
                 ),
                 deepest.kind().to_string(),
                 None,
@@ -167,7 +204,11 @@ impl Prompts {
 }
 
 fn line_span(text: &str, line: usize) -> std::ops::Range<usize> {
-    let start = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum::<usize>();
+    let start = text
+        .split_inclusive('\n')
+        .take(line.saturating_sub(1))
+        .map(str::len)
+        .sum::<usize>();
     let length = text[start.min(text.len())..].lines().next().map_or(0, str::len);
     start.min(text.len())..(start + length).min(text.len())
 }
@@ -183,12 +224,17 @@ fn environment(store: &TemplateStore, language: &str) -> Environment<'static> {
     }
     let (store, language) = (store.clone(), language.to_owned());
     environment.set_loader(move |name: &str| -> Result<Option<String>, Error> {
-        Ok(store.read(&language, name.strip_suffix(".jinja").unwrap_or(name)).map(|(text, _)| text))
+        Ok(store
+            .read(&language, name.strip_suffix(".jinja").unwrap_or(name))
+            .map(|(text, _)| text))
     });
     for role in [Role::System, Role::User, Role::Assistant] {
         environment.add_function(role.name(), move |state: &State<'_, '_>| -> Result<String, Error> {
             let boundary = state.lookup(BOUNDARY).ok_or_else(|| {
-                Error::new(ErrorKind::InvalidOperation, "a role call is not possible inside a macro of another template")
+                Error::new(
+                    ErrorKind::InvalidOperation,
+                    "a role call is not possible inside a macro of another template",
+                )
             })?;
             Ok(format!("{}{}\n", boundary.as_str().unwrap_or_default(), role.name()))
         });
@@ -213,7 +259,10 @@ fn split_messages(text: &str, boundary: &str) -> Vec<Message> {
     let mut push = |role: Role, content: &str| {
         let content = content.trim();
         if !content.is_empty() {
-            messages.push(Message { role, content: content.to_owned() });
+            messages.push(Message {
+                role,
+                content: content.to_owned(),
+            });
         }
     };
     let mut parts = text.split(boundary);
@@ -233,7 +282,8 @@ fn split_messages(text: &str, boundary: &str) -> Vec<Message> {
 /// Names in `include`, `import`, `from` and `extends` tags.
 fn included(text: &str) -> Vec<String> {
     static TAG: std::sync::OnceLock<Option<regex::Regex>> = std::sync::OnceLock::new();
-    let tag = TAG.get_or_init(|| regex::Regex::new(r#"\{%[-+]?\s*(?:include|import|from|extends)\s+["']([^"']+)["']"#).ok());
+    let tag =
+        TAG.get_or_init(|| regex::Regex::new(r#"\{%[-+]?\s*(?:include|import|from|extends)\s+["']([^"']+)["']"#).ok());
     let Some(tag) = tag else { return Vec::new() };
     tag.captures_iter(text)
         .map(|captures| captures[1].strip_suffix(".jinja").unwrap_or(&captures[1]).to_owned())
@@ -273,7 +323,13 @@ mod tests {
         ] {
             let messages = prompts.render("en", "p/a", question(nasty)).unwrap();
             assert_eq!(messages.len(), 3, "{nasty}");
-            assert_eq!(messages[1], Message { role: Role::User, content: nasty.to_owned() });
+            assert_eq!(
+                messages[1],
+                Message {
+                    role: Role::User,
+                    content: nasty.to_owned()
+                }
+            );
             assert_eq!(messages[2].content, "SELECT");
         }
     }
@@ -301,7 +357,10 @@ mod tests {
     fn no_other_language_steps_in() {
         let (_folder, prompts) = prompts(&[("en/p/a.jinja", "x")]);
         let error = prompts.render("tr", "p/a", question("q")).unwrap_err();
-        assert!(error.to_string().contains("no templates for the language `tr`"), "{error}");
+        assert!(
+            error.to_string().contains("no templates for the language `tr`"),
+            "{error}"
+        );
         assert!(prompts.render("en", "../p/a", question("q")).is_err());
     }
 

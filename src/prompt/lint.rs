@@ -46,7 +46,11 @@ pub fn lint(pipeline: &Pipeline, prompts: &Prompts, languages: &[String]) -> Lin
             StageKind::Prompt { template } => vec![template],
             StageKind::Switch { cases, .. } => cases.values().map(|case| case.template.as_str()).collect(),
         };
-        let markers: Vec<&str> = stage.extract.values().filter_map(|extractor| extractor.after.as_deref()).collect();
+        let markers: Vec<&str> = stage
+            .extract
+            .values()
+            .filter_map(|extractor| extractor.after.as_deref())
+            .collect();
         for template in templates {
             let mut shapes: Vec<(&String, Shape)> = Vec::new();
             for language in languages {
@@ -68,7 +72,9 @@ pub fn lint(pipeline: &Pipeline, prompts: &Prompts, languages: &[String]) -> Lin
                         }
                         for (marker, count) in &found.markers {
                             if *count == 0 {
-                                problem(format!("never shows the marker `{marker}` that the stage reads the answer by"));
+                                problem(format!(
+                                    "never shows the marker `{marker}` that the stage reads the answer by"
+                                ));
                             }
                         }
                         shapes.push((language, found));
@@ -76,7 +82,9 @@ pub fn lint(pipeline: &Pipeline, prompts: &Prompts, languages: &[String]) -> Lin
                     Err(error) => problem(error.to_string()),
                 }
             }
-            let Some(((first, reference), others)) = shapes.split_first() else { continue };
+            let Some(((first, reference), others)) = shapes.split_first() else {
+                continue;
+            };
             for (language, found) in others {
                 for message in differences(reference, found, first) {
                     report.problems.push(Problem {
@@ -110,13 +118,25 @@ fn shape(prompts: &Prompts, language: &str, template: &str, markers: &[&str]) ->
         .iter()
         .map(|&marker| (marker.to_owned(), text.matches(marker).count()))
         .collect();
-    let items = text.lines().filter(|line| line.starts_with("- ") || line.starts_with("* ") || numbered(line)).count();
-    Ok(Shape { variables: prompts.variables(language, template)?, roles, includes: parts[1..].to_vec(), markers, items })
+    let items = text
+        .lines()
+        .filter(|line| line.starts_with("- ") || line.starts_with("* ") || numbered(line))
+        .count();
+    Ok(Shape {
+        variables: prompts.variables(language, template)?,
+        roles,
+        includes: parts[1..].to_vec(),
+        markers,
+        items,
+    })
 }
 
 fn numbered(line: &str) -> bool {
     line.split_once(['.', ')']).is_some_and(|(number, rest)| {
-        !number.is_empty() && number.len() < 3 && number.bytes().all(|byte| byte.is_ascii_digit()) && rest.starts_with(' ')
+        !number.is_empty()
+            && number.len() < 3
+            && number.bytes().all(|byte| byte.is_ascii_digit())
+            && rest.starts_with(' ')
     })
 }
 
@@ -132,9 +152,14 @@ fn unfilled(pipeline: &Pipeline, at: usize, name: &str) -> Option<String> {
         let mut known: Vec<&str> = VARIABLES.to_vec();
         known.extend(earlier.iter().map(|stage| stage.name.as_str()));
         if let Some(later) = pipeline.stages[at..].iter().find(|stage| stage.name == first) {
-            return Some(format!("uses `{name}`, but stage `{}` comes no earlier than this one", later.name));
+            return Some(format!(
+                "uses `{name}`, but stage `{}` comes no earlier than this one",
+                later.name
+            ));
         }
-        let hint = did_you_mean(first, known.iter().copied()).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+        let hint = did_you_mean(first, known.iter().copied())
+            .map(|near| format!("; did you mean `{near}`?"))
+            .unwrap_or_default();
         return Some(format!("uses `{name}`, which nothing fills{hint}"));
     };
     let output = parts.next()?;
@@ -142,17 +167,31 @@ fn unfilled(pipeline: &Pipeline, at: usize, name: &str) -> Option<String> {
         return None;
     }
     let known: Vec<&str> = stage.extract.keys().map(String::as_str).collect();
-    let hint = did_you_mean(output, known.iter().copied()).map(|near| format!("; did you mean `{first}.{near}`?")).unwrap_or_default();
-    Some(format!("uses `{name}`, but stage `{first}` gives {}{hint}", known.join(", ")))
+    let hint = did_you_mean(output, known.iter().copied())
+        .map(|near| format!("; did you mean `{first}.{near}`?"))
+        .unwrap_or_default();
+    Some(format!(
+        "uses `{name}`, but stage `{first}` gives {}{hint}",
+        known.join(", ")
+    ))
 }
 
 fn is_global(name: &str) -> bool {
-    matches!(name, "range" | "dict" | "debug" | "namespace" | "loop" | "self" | "super" | "caller" | "true" | "false" | "none")
+    matches!(
+        name,
+        "range" | "dict" | "debug" | "namespace" | "loop" | "self" | "super" | "caller" | "true" | "false" | "none"
+    )
 }
 
 fn differences(reference: &Shape, found: &Shape, language: &str) -> Vec<String> {
     let mut messages = Vec::new();
-    let list = |names: Vec<&String>| names.into_iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let list = |names: Vec<&String>| {
+        names
+            .into_iter()
+            .map(|name| format!("`{name}`"))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     let missing: Vec<_> = reference.variables.difference(&found.variables).collect();
     if !missing.is_empty() {
         messages.push(format!("lacks {}, which `{language}` has", list(missing)));
@@ -162,19 +201,30 @@ fn differences(reference: &Shape, found: &Shape, language: &str) -> Vec<String> 
         messages.push(format!("has {}, which `{language}` lacks", list(more)));
     }
     if reference.roles != found.roles {
-        messages.push(format!("has the roles {:?}, `{language}` has {:?}", found.roles, reference.roles));
+        messages.push(format!(
+            "has the roles {:?}, `{language}` has {:?}",
+            found.roles, reference.roles
+        ));
     }
     if reference.includes != found.includes {
-        messages.push(format!("includes {:?}, `{language}` includes {:?}", found.includes, reference.includes));
+        messages.push(format!(
+            "includes {:?}, `{language}` includes {:?}",
+            found.includes, reference.includes
+        ));
     }
     for (marker, count) in &reference.markers {
         let here = found.markers.get(marker).copied().unwrap_or(0);
         if here != *count {
-            messages.push(format!("shows `{marker}` {here} times, `{language}` {count} times (worked examples differ?)"));
+            messages.push(format!(
+                "shows `{marker}` {here} times, `{language}` {count} times (worked examples differ?)"
+            ));
         }
     }
     if reference.items != found.items {
-        messages.push(format!("has {} listed rules or steps, `{language}` has {}", found.items, reference.items));
+        messages.push(format!(
+            "has {} listed rules or steps, `{language}` has {}",
+            found.items, reference.items
+        ));
     }
     messages
 }

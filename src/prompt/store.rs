@@ -22,7 +22,10 @@ pub enum TemplateStore {
 impl TemplateStore {
     /// The template's source text and the name of its file.
     pub fn read(&self, language: &str, name: &str) -> Option<(String, String)> {
-        if [language, name].iter().any(|part| part.is_empty() || part.split('/').any(|step| matches!(step, "" | "." | ".."))) {
+        if [language, name]
+            .iter()
+            .any(|part| part.is_empty() || part.split('/').any(|step| matches!(step, "" | "." | "..")))
+        {
             return None;
         }
         match self {
@@ -60,7 +63,8 @@ impl TemplateStore {
                 let mut open = vec![&EMBEDDED];
                 while let Some(next) = open.pop() {
                     open.extend(next.dirs());
-                    next.files().for_each(|file| add(&file.path().to_string_lossy().replace('\\', "/"), &mut found));
+                    next.files()
+                        .for_each(|file| add(&file.path().to_string_lossy().replace('\\', "/"), &mut found));
                 }
             }
         }
@@ -87,7 +91,11 @@ fn add(path: &str, found: &mut BTreeMap<String, Vec<String>>) {
 
 impl TemplateNames for TemplateStore {
     fn languages_of(&self, template: &str) -> Vec<String> {
-        self.list().into_iter().filter(|(_, names)| names.iter().any(|name| name == template)).map(|(language, _)| language).collect()
+        self.list()
+            .into_iter()
+            .filter(|(_, names)| names.iter().any(|name| name == template))
+            .map(|(language, _)| language)
+            .collect()
     }
 
     fn all(&self) -> Vec<String> {

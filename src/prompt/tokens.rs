@@ -12,5 +12,8 @@ pub fn count_text(text: &str) -> usize {
 
 /// Tokens of a prompt, with what the chat format adds.
 pub fn count(messages: &[Message]) -> usize {
-    messages.iter().map(|message| count_text(&message.content) + PER_MESSAGE).sum()
+    messages
+        .iter()
+        .map(|message| count_text(&message.content) + PER_MESSAGE)
+        .sum()
 }

@@ -30,7 +30,10 @@ pub struct Paired {
 
 impl Paired {
     pub fn new(first: &[Verdict], second: &[Verdict]) -> Self {
-        let known: HashMap<&str, bool> = first.iter().map(|verdict| (verdict.id.as_str(), verdict.is_right())).collect();
+        let known: HashMap<&str, bool> = first
+            .iter()
+            .map(|verdict| (verdict.id.as_str(), verdict.is_right()))
+            .collect();
         let mut paired = Paired::default();
         for verdict in second {
             match (known.get(verdict.id.as_str()), verdict.is_right()) {
@@ -51,7 +54,10 @@ impl Paired {
 
 /// Runs side by side: score, interval, and the paired difference to the first pipeline in the same language.
 pub fn comparison(results: &[RunResult]) -> String {
-    let baseline = results.first().map(|result| result.summary.pipeline.as_str()).unwrap_or_default();
+    let baseline = results
+        .first()
+        .map(|result| result.summary.pipeline.as_str())
+        .unwrap_or_default();
     let compared = results.iter().any(|result| result.summary.pipeline != baseline);
     let mut header = vec!["pipeline", "lang", "N", "EX %", "95 % interval"];
     let versus = format!("vs {baseline}");
@@ -75,7 +81,9 @@ pub fn comparison(results: &[RunResult]) -> String {
             format!("{:.1} – {:.1}", ex.low * 100.0, ex.high * 100.0),
         ];
         if compared {
-            let reference = results.iter().find(|other| other.summary.pipeline == baseline && other.summary.lang == summary.lang);
+            let reference = results
+                .iter()
+                .find(|other| other.summary.pipeline == baseline && other.summary.lang == summary.lang);
             match reference.filter(|_| summary.pipeline != baseline) {
                 Some(reference) => {
                     let paired = Paired::new(&reference.verdicts, &result.verdicts);
@@ -92,11 +100,16 @@ pub fn comparison(results: &[RunResult]) -> String {
         #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
         let per_example = |amount: u64| amount as f64 / summary.n.max(1) as f64;
         row.push(summary.usage.calls.to_string());
-        row.push(if summary.usage.calls > 0 && summary.usage.calls_without_usage == summary.usage.calls {
-            "unknown".into()
-        } else {
-            format!("{:.0}", per_example(summary.usage.prompt_tokens + summary.usage.completion_tokens))
-        });
+        row.push(
+            if summary.usage.calls > 0 && summary.usage.calls_without_usage == summary.usage.calls {
+                "unknown".into()
+            } else {
+                format!(
+                    "{:.0}",
+                    per_example(summary.usage.prompt_tokens + summary.usage.completion_tokens)
+                )
+            },
+        );
         row.push(if summary.effort.cache_hits == summary.usage.calls {
             "cached".into()
         } else {
@@ -125,10 +138,14 @@ pub fn difficulty_table(results: &[RunResult]) -> Option<String> {
     let mut table = table(&header);
     for result in in_order(results) {
         let mut row = vec![result.summary.pipeline.clone(), result.summary.lang.clone()];
-        row.extend(classes.iter().map(|class| match result.summary.by_difficulty.get(class) {
-            Some(group) => format!("{:.1} (N {})", group.metrics["ex"].value * 100.0, group.n),
-            None => "–".into(),
-        }));
+        row.extend(
+            classes
+                .iter()
+                .map(|class| match result.summary.by_difficulty.get(class) {
+                    Some(group) => format!("{:.1} (N {})", group.metrics["ex"].value * 100.0, group.n),
+                    None => "–".into(),
+                }),
+        );
         add(&mut table, row);
     }
     Some(table.to_string())
@@ -151,9 +168,19 @@ pub fn outcome_lines(results: &[RunResult]) -> Vec<String> {
                 parts.push(format!("{defaults} outputs took their default"));
             }
             if result.summary.usage.truncated > 0 {
-                parts.push(format!("{} answers were cut at max_tokens", result.summary.usage.truncated));
+                parts.push(format!(
+                    "{} answers were cut at max_tokens",
+                    result.summary.usage.truncated
+                ));
             }
-            (!parts.is_empty()).then(|| format!("{} {}: {}", result.summary.pipeline, result.summary.lang, parts.join(", ")))
+            (!parts.is_empty()).then(|| {
+                format!(
+                    "{} {}: {}",
+                    result.summary.pipeline,
+                    result.summary.lang,
+                    parts.join(", ")
+                )
+            })
         })
         .collect()
 }
@@ -166,7 +193,9 @@ fn in_order(results: &[RunResult]) -> impl Iterator<Item = &RunResult> {
             names.push(&result.summary.pipeline);
         }
     }
-    names.into_iter().flat_map(move |name| results.iter().filter(move |result| result.summary.pipeline == name))
+    names
+        .into_iter()
+        .flat_map(move |name| results.iter().filter(move |result| result.summary.pipeline == name))
 }
 
 fn p_value(p: f64) -> String {
@@ -175,14 +204,20 @@ fn p_value(p: f64) -> String {
 
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Disabled);
+    table
+        .load_style(presets::UTF8_FULL_CONDENSED)
+        .set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header.to_vec());
     table
 }
 
 fn add(table: &mut Table, row: Vec<String>) {
     table.add_row(row.into_iter().enumerate().map(|(index, text)| {
-        let alignment = if index < 2 { CellAlignment::Left } else { CellAlignment::Right };
+        let alignment = if index < 2 {
+            CellAlignment::Left
+        } else {
+            CellAlignment::Right
+        };
         Cell::new(text).set_alignment(alignment)
     }));
 }

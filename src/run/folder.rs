@@ -137,9 +137,17 @@ impl RunFolder {
     /// # Errors
     /// See [`FolderError`].
     pub fn open(path: &Path, record: RunRecord, examples: &[Example]) -> Result<(Self, Vec<String>), FolderError> {
-        let io = |source| FolderError::Io { path: path.to_owned(), source };
+        let io = |source| FolderError::Io {
+            path: path.to_owned(),
+            source,
+        };
         std::fs::create_dir_all(path).map_err(io)?;
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(path.join("lock")).map_err(io)?;
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path.join("lock"))
+            .map_err(io)?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(std::fs::TryLockError::WouldBlock) => return Err(FolderError::Locked { path: path.to_owned() }),
@@ -159,12 +167,26 @@ impl RunFolder {
                 write_lines(&path.join("examples.jsonl"), &lines).map_err(io)?;
                 record
             }
-            Err(ReadError::Bad(reason)) => return Err(FolderError::Unreadable { path: path.to_owned(), reason }),
+            Err(ReadError::Bad(reason)) => {
+                return Err(FolderError::Unreadable {
+                    path: path.to_owned(),
+                    reason,
+                });
+            }
         };
-        let mut traces =
-            OpenOptions::new().create(true).read(true).append(true).open(path.join("traces.jsonl")).map_err(io)?;
+        let mut traces = OpenOptions::new()
+            .create(true)
+            .read(true)
+            .append(true)
+            .open(path.join("traces.jsonl"))
+            .map_err(io)?;
         heal(&mut traces).map_err(io)?;
-        let mut folder = RunFolder { path: path.to_owned(), record, traces, _lock: lock };
+        let mut folder = RunFolder {
+            path: path.to_owned(),
+            record,
+            traces,
+            _lock: lock,
+        };
         let done = folder.traced()?.into_keys().collect();
         folder.set_status(RunStatus::Running)?;
         Ok((folder, done))
@@ -204,7 +226,8 @@ impl RunFolder {
         let mut examples = Vec::new();
         for line in BufReader::new(file).lines() {
             let line = line.map_err(|error| self.io(error))?;
-            let example = serde_json::from_str(&line).map_err(|error| self.unreadable(format!("examples.jsonl: {error}")))?;
+            let example =
+                serde_json::from_str(&line).map_err(|error| self.unreadable(format!("examples.jsonl: {error}")))?;
             examples.push(example);
         }
         Ok(examples)
@@ -245,11 +268,17 @@ impl RunFolder {
     }
 
     fn io(&self, source: std::io::Error) -> FolderError {
-        FolderError::Io { path: self.path.clone(), source }
+        FolderError::Io {
+            path: self.path.clone(),
+            source,
+        }
     }
 
     fn unreadable(&self, reason: String) -> FolderError {
-        FolderError::Unreadable { path: self.path.clone(), reason }
+        FolderError::Unreadable {
+            path: self.path.clone(),
+            reason,
+        }
     }
 }
 
@@ -288,7 +317,9 @@ enum ReadError {
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, ReadError> {
     match std::fs::read(path) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| ReadError::Bad(format!("{}: {error}", path.display()))),
+        Ok(bytes) => {
+            serde_json::from_slice(&bytes).map_err(|error| ReadError::Bad(format!("{}: {error}", path.display())))
+        }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(ReadError::Missing),
         Err(error) => Err(ReadError::Bad(error.to_string())),
     }

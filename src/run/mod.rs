@@ -7,6 +7,8 @@ mod folder;
 mod scheduler;
 mod summary;
 
-pub use folder::{DatabaseRecord, Digests, ExampleRecord, FORMAT, FolderError, RunFolder, RunRecord, RunStatus, TemplateRecord};
+pub use folder::{
+    DatabaseRecord, Digests, ExampleRecord, FORMAT, FolderError, RunFolder, RunRecord, RunStatus, TemplateRecord,
+};
 pub use scheduler::{Event, Order, RunEnd, StopSignal, execute};
-pub use summary::{Group, MetricSummary, Summary, StageSummary, finish, score_items, summarise, write_verdicts};
+pub use summary::{Group, MetricSummary, StageSummary, Summary, finish, score_items, summarise, write_verdicts};

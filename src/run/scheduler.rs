@@ -18,7 +18,12 @@ use crate::pipeline::{ExampleRun, Resources, StageError, Trace};
 #[derive(Debug, Clone)]
 pub enum Event {
     /// A model call ended well.
-    Called { stage: String, cached: bool, usage: Usage, latency_ms: u64 },
+    Called {
+        stage: String,
+        cached: bool,
+        usage: Usage,
+        latency_ms: u64,
+    },
     /// An example ended and was judged.
     Ended { id: String, outcome: Outcome, right: bool },
 }
@@ -190,7 +195,9 @@ async fn judge(
     trace: Trace,
     on_event: &(dyn Fn(Event) + Send + Sync),
 ) {
-    let Some(database) = resources.databases.get(&example.database) else { return };
+    let Some(database) = resources.databases.get(&example.database) else {
+        return;
+    };
     let item = ScoreItem {
         id: example.id.clone(),
         db: example.database.clone(),
@@ -199,5 +206,9 @@ async fn judge(
         prediction: super::summary::prediction(&trace),
     };
     let verdict = scorer.verdict(&item).await;
-    on_event(Event::Ended { id: verdict.id.clone(), outcome: verdict.outcome, right: verdict.is_right() });
+    on_event(Event::Ended {
+        id: verdict.id.clone(),
+        outcome: verdict.outcome,
+        right: verdict.is_right(),
+    });
 }

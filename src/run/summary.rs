@@ -80,7 +80,10 @@ pub struct Effort {
 
 /// The prediction a trace ends in, or how it ended without one.
 pub(super) fn prediction(trace: &Trace) -> Result<String, (Outcome, String)> {
-    trace.prediction.clone().ok_or_else(|| (trace.outcome, trace.error.clone().unwrap_or_default()))
+    trace
+        .prediction
+        .clone()
+        .ok_or_else(|| (trace.outcome, trace.error.clone().unwrap_or_default()))
 }
 
 /// Scores a folder's traces, writes `predictions.json`, `predictions.sql`, `verdicts.jsonl` and `summary.json`, and gives
@@ -91,14 +94,22 @@ pub(super) fn prediction(trace: &Trace) -> Result<String, (Outcome, String)> {
 pub async fn finish(folder: &mut RunFolder, scorer: &Scorer) -> Result<(Summary, Vec<Verdict>), FolderError> {
     let examples = folder.examples()?;
     let mut predictions: HashMap<String, Result<String, (Outcome, String)>> = HashMap::new();
-    let mut stages: IndexMap<String, StageSummary> =
-        folder.record.pipeline.stages.iter().map(|stage| (stage.name.clone(), StageSummary::default())).collect();
+    let mut stages: IndexMap<String, StageSummary> = folder
+        .record
+        .pipeline
+        .stages
+        .iter()
+        .map(|stage| (stage.name.clone(), StageSummary::default()))
+        .collect();
     let mut effort = Effort::default();
     let mut served: Vec<String> = Vec::new();
     folder.for_each_trace(|trace| {
         for stage in &trace.stages {
             count(stages.entry(stage.stage.clone()).or_default(), &mut effort, stage);
-            if let Some(model) = stage.completion.as_ref().and_then(|completion| completion.served_model.as_ref())
+            if let Some(model) = stage
+                .completion
+                .as_ref()
+                .and_then(|completion| completion.served_model.as_ref())
                 && !served.contains(model)
             {
                 served.push(model.clone());
@@ -107,24 +118,39 @@ pub async fn finish(folder: &mut RunFolder, scorer: &Scorer) -> Result<(Summary,
         predictions.insert(trace.id.clone(), prediction(&trace));
     })?;
     let unfinished = || Err((Outcome::Budget, "the run ended before this example".to_owned()));
-    let missing = examples.iter().filter(|example| !predictions.contains_key(&example.id)).count();
+    let missing = examples
+        .iter()
+        .filter(|example| !predictions.contains_key(&example.id))
+        .count();
     let items: Vec<ScoreItem> = examples
         .iter()
         .map(|example| ScoreItem {
             id: example.id.clone(),
             db: example.db.clone(),
-            database: folder.record.databases.get(&example.db).map(|database| database.path.clone()).unwrap_or_default(),
+            database: folder
+                .record
+                .databases
+                .get(&example.db)
+                .map(|database| database.path.clone())
+                .unwrap_or_default(),
             gold: example.gold.clone(),
             prediction: predictions.remove(&example.id).unwrap_or_else(unfinished),
         })
         .collect();
     let verdicts = score_items(&items, scorer, &|_| {}).await;
     let path = folder.path().to_owned();
-    let io = |source| FolderError::Io { path: path.clone(), source };
+    let io = |source| FolderError::Io {
+        path: path.clone(),
+        source,
+    };
     write_predictions(&path, &examples, &items).map_err(io)?;
     write_lines(&path.join("verdicts.jsonl"), &verdicts).map_err(io)?;
     let difficulties: Vec<Option<&str>> = examples.iter().map(|example| example.difficulty.as_deref()).collect();
-    let status = if missing == 0 { RunStatus::Complete } else { RunStatus::Partial };
+    let status = if missing == 0 {
+        RunStatus::Complete
+    } else {
+        RunStatus::Partial
+    };
     served.sort();
     folder.record.served_models = served;
     folder.set_status(status)?;
@@ -185,7 +211,11 @@ fn count(stage: &mut StageSummary, effort: &mut Effort, trace: &crate::pipeline:
 }
 
 /// Verdicts in the items' order, several judged at once.
-pub async fn score_items(items: &[ScoreItem], scorer: &Scorer, on_verdict: &(dyn Fn(&Verdict) + Send + Sync)) -> Vec<Verdict> {
+pub async fn score_items(
+    items: &[ScoreItem],
+    scorer: &Scorer,
+    on_verdict: &(dyn Fn(&Verdict) + Send + Sync),
+) -> Vec<Verdict> {
     futures::stream::iter(items)
         .map(|item| async move {
             let verdict = scorer.verdict(item).await;
@@ -227,7 +257,13 @@ fn one_line(sql: &str) -> String {
     for (start, end, piece) in Pieces::new(sql) {
         match piece {
             Piece::Comment => out.push(' '),
-            _ => out.extend(sql[start..end].chars().map(|letter| if matches!(letter, '\n' | '\r' | '\t') { ' ' } else { letter })),
+            _ => out.extend(sql[start..end].chars().map(|letter| {
+                if matches!(letter, '\n' | '\r' | '\t') {
+                    ' '
+                } else {
+                    letter
+                }
+            })),
         }
     }
     out.trim().to_owned()
@@ -245,7 +281,16 @@ pub struct Parts {
 /// Scores over all, by difficulty (in the benchmarks' order) and by database. N is the number of verdicts: an example
 /// without an answer counts as wrong.
 pub fn summarise(verdicts: &[Verdict], difficulties: &[Option<&str>]) -> Parts {
-    const ORDER: &[&str] = &["simple", "moderate", "challenging", "easy", "medium", "hard", "extra", "unknown"];
+    const ORDER: &[&str] = &[
+        "simple",
+        "moderate",
+        "challenging",
+        "easy",
+        "medium",
+        "hard",
+        "extra",
+        "unknown",
+    ];
     let mut outcomes = BTreeMap::new();
     let mut by_database: BTreeMap<String, Vec<&Verdict>> = BTreeMap::new();
     let mut by_difficulty: BTreeMap<(usize, String), Vec<&Verdict>> = BTreeMap::new();
@@ -253,21 +298,36 @@ pub fn summarise(verdicts: &[Verdict], difficulties: &[Option<&str>]) -> Parts {
         *outcomes.entry(verdict.outcome).or_insert(0) += 1;
         by_database.entry(verdict.db.clone()).or_default().push(verdict);
         if let Some(difficulty) = difficulty {
-            let place = ORDER.iter().position(|known| known == difficulty).unwrap_or(ORDER.len());
-            by_difficulty.entry((place, (*difficulty).to_owned())).or_default().push(verdict);
+            let place = ORDER
+                .iter()
+                .position(|known| known == difficulty)
+                .unwrap_or(ORDER.len());
+            by_difficulty
+                .entry((place, (*difficulty).to_owned()))
+                .or_default()
+                .push(verdict);
         }
     }
     let all: Vec<&Verdict> = verdicts.iter().collect();
     Parts {
         metrics: metrics(&all),
         outcomes,
-        by_difficulty: by_difficulty.into_iter().map(|((_, name), part)| (name, group(&part))).collect(),
-        by_database: by_database.into_iter().map(|(name, part)| (name, group(&part))).collect(),
+        by_difficulty: by_difficulty
+            .into_iter()
+            .map(|((_, name), part)| (name, group(&part)))
+            .collect(),
+        by_database: by_database
+            .into_iter()
+            .map(|(name, part)| (name, group(&part)))
+            .collect(),
     }
 }
 
 fn group(verdicts: &[&Verdict]) -> Group {
-    Group { n: verdicts.len(), metrics: metrics(verdicts) }
+    Group {
+        n: verdicts.len(),
+        metrics: metrics(verdicts),
+    }
 }
 
 fn metrics(verdicts: &[&Verdict]) -> BTreeMap<String, MetricSummary> {
@@ -285,7 +345,10 @@ mod tests {
 
     #[test]
     fn predictions_stay_one_line() {
-        assert_eq!(one_line("SELECT a -- note\nFROM t /* x\ny */ WHERE b = 'c\nd'"), "SELECT a  FROM t   WHERE b = 'c d'");
+        assert_eq!(
+            one_line("SELECT a -- note\nFROM t /* x\ny */ WHERE b = 'c\nd'"),
+            "SELECT a  FROM t   WHERE b = 'c d'"
+        );
     }
 
     #[test]

@@ -56,8 +56,8 @@ fn read_table(connection: &Connection, name: &str, is_view: bool, sample_rows: u
         })?
         .collect::<rusqlite::Result<_>>()?;
     let mut foreign_keys: Vec<(i64, ForeignKey)> = Vec::new();
-    let mut statement =
-        connection.prepare("SELECT id, \"table\", \"from\", \"to\" FROM pragma_foreign_key_list(?1) ORDER BY id DESC, seq")?;
+    let mut statement = connection
+        .prepare("SELECT id, \"table\", \"from\", \"to\" FROM pragma_foreign_key_list(?1) ORDER BY id DESC, seq")?;
     let mut rows = statement.query([name])?;
     while let Some(row) = rows.next()? {
         let (id, table, from, to): (i64, String, String, Option<String>) =
@@ -69,11 +69,19 @@ fn read_table(connection: &Connection, name: &str, is_view: bool, sample_rows: u
             }
             _ => foreign_keys.push((
                 id,
-                ForeignKey { columns: vec![from], table, referenced: to.into_iter().collect() },
+                ForeignKey {
+                    columns: vec![from],
+                    table,
+                    referenced: to.into_iter().collect(),
+                },
             )),
         }
     }
-    let sample_rows = if sample_rows == 0 || is_view { Vec::new() } else { sample(connection, name, &columns, sample_rows)? };
+    let sample_rows = if sample_rows == 0 || is_view {
+        Vec::new()
+    } else {
+        sample(connection, name, &columns, sample_rows)?
+    };
     Ok(Table {
         name: name.to_owned(),
         is_view,

@@ -71,7 +71,10 @@ impl SchemaCache {
         }
         let schema = read(&database.path, database.descriptions.as_deref(), spec)?;
         let text: Arc<str> = render(&schema, spec).into();
-        self.rendered.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::clone(&text));
+        self.rendered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(key, Arc::clone(&text));
         Ok(text)
     }
 }
@@ -83,14 +86,20 @@ fn read(path: &Path, descriptions: Option<&Path>, spec: &SchemaSpec) -> Result<S
         && let Ok(tables) = load_descriptions(folder)
     {
         for described in tables {
-            let Some(table) = schema.tables.iter_mut().find(|table| table.name.eq_ignore_ascii_case(&described.table)) else {
+            let Some(table) = schema
+                .tables
+                .iter_mut()
+                .find(|table| table.name.eq_ignore_ascii_case(&described.table))
+            else {
                 continue;
             };
             for description in described.columns {
-                let column = table
-                    .columns
-                    .iter_mut()
-                    .find(|column| column.name.trim().eq_ignore_ascii_case(description.original_name.trim()));
+                let column = table.columns.iter_mut().find(|column| {
+                    column
+                        .name
+                        .trim()
+                        .eq_ignore_ascii_case(description.original_name.trim())
+                });
                 if let Some(column) = column {
                     column.description = render::describe(&column.name, &description);
                 }

@@ -50,7 +50,11 @@ fn ddl(table: &Table, out: &mut String) {
         } else if column.not_null {
             line.push_str(" NOT NULL");
         }
-        for reference in table.foreign_keys.iter().filter(|key| key.columns.len() == 1 && key.columns[0] == column.name) {
+        for reference in table
+            .foreign_keys
+            .iter()
+            .filter(|key| key.columns.len() == 1 && key.columns[0] == column.name)
+        {
             let _ = write!(line, " REFERENCES {}", target(reference));
         }
         lines.push((line, column.description.as_deref()));
@@ -60,7 +64,10 @@ fn ddl(table: &Table, out: &mut String) {
     }
     for reference in table.foreign_keys.iter().filter(|key| key.columns.len() > 1) {
         let columns: Vec<&str> = reference.columns.iter().map(String::as_str).collect();
-        lines.push((format!("FOREIGN KEY ({}) REFERENCES {}", names(&columns), target(reference)), None));
+        lines.push((
+            format!("FOREIGN KEY ({}) REFERENCES {}", names(&columns), target(reference)),
+            None,
+        ));
     }
     let last = lines.len().saturating_sub(1);
     for (index, (line, description)) in lines.iter().enumerate() {
@@ -84,8 +91,16 @@ fn one_line(table: &Table, out: &mut String) {
             if key.contains(&column.name.as_str()) {
                 text.push_str(" PRIMARY KEY");
             }
-            for reference in table.foreign_keys.iter().filter(|key| key.columns.contains(&column.name)) {
-                let place = reference.columns.iter().position(|name| *name == column.name).unwrap_or(0);
+            for reference in table
+                .foreign_keys
+                .iter()
+                .filter(|key| key.columns.contains(&column.name))
+            {
+                let place = reference
+                    .columns
+                    .iter()
+                    .position(|name| *name == column.name)
+                    .unwrap_or(0);
                 let _ = write!(text, " -> {}", quote_if_needed(&reference.table));
                 if let Some(referenced) = reference.referenced.get(place) {
                     let _ = write!(text, ".{}", quote_if_needed(referenced));
@@ -107,9 +122,15 @@ fn describe_columns(table: &Table, out: &mut String) {
 
 fn compact(schema: &Schema, spec: &SchemaSpec, out: &mut String) {
     for table in &schema.tables {
-        let columns: Vec<String> =
-            std::iter::once("*".to_owned()).chain(table.columns.iter().map(|column| quote_if_needed(&column.name))).collect();
-        let _ = writeln!(out, "Table {}, columns = [{}]", quote_if_needed(&table.name), columns.join(","));
+        let columns: Vec<String> = std::iter::once("*".to_owned())
+            .chain(table.columns.iter().map(|column| quote_if_needed(&column.name)))
+            .collect();
+        let _ = writeln!(
+            out,
+            "Table {}, columns = [{}]",
+            quote_if_needed(&table.name),
+            columns.join(",")
+        );
         describe_columns(table, out);
         samples(table, spec, out);
     }
@@ -147,7 +168,10 @@ fn referenced_column(schema: &Schema, key: &ForeignKey, index: usize) -> Option<
     if let Some(name) = key.referenced.get(index) {
         return Some(name.clone());
     }
-    let table = schema.tables.iter().find(|table| table.name.eq_ignore_ascii_case(&key.table))?;
+    let table = schema
+        .tables
+        .iter()
+        .find(|table| table.name.eq_ignore_ascii_case(&key.table))?;
     primary_key(table).get(index).map(|&name| name.to_owned())
 }
 
@@ -157,7 +181,12 @@ fn samples(table: &Table, spec: &SchemaSpec, out: &mut String) {
     }
     let count = table.sample_rows.len();
     let columns: Vec<&str> = table.columns.iter().map(|column| column.name.as_str()).collect();
-    let _ = writeln!(out, "-- {count} sample row{}: ({})", if count == 1 { "" } else { "s" }, columns.join(", "));
+    let _ = writeln!(
+        out,
+        "-- {count} sample row{}: ({})",
+        if count == 1 { "" } else { "s" },
+        columns.join(", ")
+    );
     for row in &table.sample_rows {
         let cells: Vec<String> = row.iter().map(|value| cell(value, spec.max_cell as usize)).collect();
         let _ = writeln!(out, "-- ({})", cells.join(", "));
@@ -172,13 +201,20 @@ fn cell(value: &Value, max: usize) -> String {
         Value::Real(number) => number.to_string(),
         Value::Blob(bytes) => format!("<blob of {} bytes>", bytes.len()),
         Value::Text(text) => {
-            let flat: String = text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+            let flat: String = text
+                .chars()
+                .map(|letter| if letter.is_control() { ' ' } else { letter })
+                .collect();
             let length = flat.chars().count();
             if length <= max {
                 format!("'{}'", flat.replace('\'', "''"))
             } else {
                 let shown: String = flat.chars().take(max).collect();
-                format!("'{}…' /* {} more characters */", shown.replace('\'', "''"), length - max)
+                format!(
+                    "'{}…' /* {} more characters */",
+                    shown.replace('\'', "''"),
+                    length - max
+                )
             }
         }
     }
@@ -187,10 +223,17 @@ fn cell(value: &Value, max: usize) -> String {
 /// One line out of BIRD's description of a column; `None` where it adds nothing to the name.
 pub(super) fn describe(column: &str, description: &ColumnDescription) -> Option<String> {
     let fold = |text: &str| -> String {
-        text.chars().filter(|letter| letter.is_alphanumeric()).flat_map(char::to_lowercase).collect()
+        text.chars()
+            .filter(|letter| letter.is_alphanumeric())
+            .flat_map(char::to_lowercase)
+            .collect()
     };
     let mut parts: Vec<String> = Vec::new();
-    for part in [&description.name, &description.description, &description.value_description] {
+    for part in [
+        &description.name,
+        &description.description,
+        &description.value_description,
+    ] {
         let text = part.split_whitespace().collect::<Vec<_>>().join(" ");
         let folded = fold(&text);
         if folded.is_empty() || folded == fold(column) || parts.iter().any(|earlier| fold(earlier) == folded) {
@@ -225,7 +268,11 @@ fn target(key: &ForeignKey) -> String {
 }
 
 fn names(columns: &[&str]) -> String {
-    columns.iter().map(|name| quote_if_needed(name)).collect::<Vec<_>>().join(", ")
+    columns
+        .iter()
+        .map(|name| quote_if_needed(name))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 #[cfg(test)]
@@ -253,7 +300,12 @@ mod tests {
 
     fn text(format: SchemaFormat) -> String {
         let (_folder, path) = database();
-        let spec = SchemaSpec { format, sample_rows: 2, descriptions: true, max_cell: 20 };
+        let spec = SchemaSpec {
+            format,
+            sample_rows: 2,
+            descriptions: true,
+            max_cell: 20,
+        };
         render(&introspect(&path, 2).unwrap(), &spec)
     }
 
@@ -294,15 +346,27 @@ mod tests {
     #[test]
     fn compact_is_spiders_form() {
         let text = text(SchemaFormat::Compact);
-        assert!(text.contains("Table author, columns = [*,id,\"full name\",photo]"), "{text}");
-        assert!(text.contains("Foreign_keys = [book.author_id = author.id, loan.book_id = book.id]"), "{text}");
-        assert!(text.ends_with("Primary_keys = [author.id, book.id, loan.book_id, loan.day]"), "{text}");
+        assert!(
+            text.contains("Table author, columns = [*,id,\"full name\",photo]"),
+            "{text}"
+        );
+        assert!(
+            text.contains("Foreign_keys = [book.author_id = author.id, loan.book_id = book.id]"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("Primary_keys = [author.id, book.id, loan.book_id, loan.day]"),
+            "{text}"
+        );
     }
 
     #[test]
     fn table_is_a_line_a_table() {
         let text = text(SchemaFormat::Table);
-        assert!(text.contains("book(id INTEGER PRIMARY KEY, title TEXT, author_id INTEGER -> author, price REAL)"), "{text}");
+        assert!(
+            text.contains("book(id INTEGER PRIMARY KEY, title TEXT, author_id INTEGER -> author, price REAL)"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -316,7 +380,10 @@ mod tests {
         };
         assert_eq!(describe("superhero_name", &description("superhero name", "", "")), None);
         assert_eq!(
-            describe("superhero_name", &description("superhero name", "the name of\r\nthe hero", "commonsense: x")),
+            describe(
+                "superhero_name",
+                &description("superhero name", "the name of\r\nthe hero", "commonsense: x")
+            ),
             Some("the name of the hero; commonsense: x".into())
         );
     }

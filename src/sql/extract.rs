@@ -12,13 +12,21 @@ pub struct Found {
 }
 
 /// Marks of chat templates that weak models write into their answers.
-const CHAT_MARKS: &[&str] =
-    &["<|im_end|>", "<|im_start|>", "<|endoftext|>", "<|eot_id|>", "<|end|>", "<|assistant|>", "</s>", "<end_of_turn>"];
+const CHAT_MARKS: &[&str] = &[
+    "<|im_end|>",
+    "<|im_start|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|end|>",
+    "<|assistant|>",
+    "</s>",
+    "<end_of_turn>",
+];
 
 /// Words a query can begin with. Writing ones are found too: the executor refuses them with a reason of its own.
 const STARTS: &[&str] = &[
-    "SELECT", "WITH", "VALUES", "EXPLAIN", "INSERT", "UPDATE", "DELETE", "REPLACE", "CREATE", "DROP", "ALTER", "PRAGMA",
-    "ATTACH", "VACUUM",
+    "SELECT", "WITH", "VALUES", "EXPLAIN", "INSERT", "UPDATE", "DELETE", "REPLACE", "CREATE", "DROP", "ALTER",
+    "PRAGMA", "ATTACH", "VACUUM",
 ];
 
 /// Which of several marked places counts.
@@ -39,7 +47,12 @@ pub fn clean_answer(answer: &str) -> (&str, Vec<&'static str>) {
         text = "";
         notes.push("the answer ends inside its reasoning block");
     }
-    if let Some(cut) = CHAT_MARKS.iter().filter_map(|mark| text.find(mark)).filter(|&at| !text[..at].trim().is_empty()).min() {
+    if let Some(cut) = CHAT_MARKS
+        .iter()
+        .filter_map(|mark| text.find(mark))
+        .filter(|&at| !text[..at].trim().is_empty())
+        .min()
+    {
         text = &text[..cut];
         notes.push("text from a chat mark on was cut");
     }
@@ -53,7 +66,11 @@ pub fn after_marker<'a>(text: &'a str, marker: &str, take: Occurrence) -> Option
     let places = marker_places(text, marker);
     let (at_line_start, elsewhere): (Vec<usize>, Vec<usize>) =
         places.into_iter().partition(|&at| begins_line(text, at));
-    let places = if at_line_start.is_empty() { elsewhere } else { at_line_start };
+    let places = if at_line_start.is_empty() {
+        elsewhere
+    } else {
+        at_line_start
+    };
     let at = match take {
         Occurrence::First => places.first(),
         Occurrence::Last => places.last(),
@@ -83,7 +100,9 @@ fn marker_places(text: &str, marker: &str) -> Vec<usize> {
 
 fn begins_line(text: &str, at: usize) -> bool {
     let line = text[..at].rfind('\n').map_or(0, |newline| newline + 1);
-    text[line..at].chars().all(|letter| letter.is_whitespace() || "*#->`\"".contains(letter))
+    text[line..at]
+        .chars()
+        .all(|letter| letter.is_whitespace() || "*#->`\"".contains(letter))
 }
 
 /// The query in a text, or `None` where there is none.
@@ -108,7 +127,10 @@ pub fn extract_sql(answer: &str, marker: Option<&str>, take: Occurrence) -> Opti
         notes.push(reason);
     }
     let sql = text[start..start + end].trim();
-    (!sql.is_empty()).then(|| Found { sql: sql.to_owned(), notes })
+    (!sql.is_empty()).then(|| Found {
+        sql: sql.to_owned(),
+        notes,
+    })
 }
 
 /// The content of the fence that holds a query. With a marker the text belongs to that marker, so its first fence is
@@ -120,10 +142,17 @@ fn fenced_query(text: &str, take: Occurrence, marked: bool) -> Option<&str> {
         // A query that began before the fence opened is the answer; the fence is something else.
         let content_at = at + open + 3;
         let rest = &text[content_at..];
-        let info = rest.chars().take_while(|letter| letter.is_ascii_alphanumeric() || "+-_.".contains(*letter)).count();
+        let info = rest
+            .chars()
+            .take_while(|letter| letter.is_ascii_alphanumeric() || "+-_.".contains(*letter))
+            .count();
         let info_text = &rest[..info];
         // `​```SELECT …`: no language, the query follows at once.
-        let body_at = if STARTS.iter().any(|word| info_text.eq_ignore_ascii_case(word)) { 0 } else { info };
+        let body_at = if STARTS.iter().any(|word| info_text.eq_ignore_ascii_case(word)) {
+            0
+        } else {
+            info
+        };
         let body = &rest[body_at..];
         let length = body.find("```").unwrap_or(body.len());
         let content = &body[..length];
@@ -137,7 +166,11 @@ fn fenced_query(text: &str, take: Occurrence, marked: bool) -> Option<&str> {
     }
     if marked {
         let before = text.split("```").next().unwrap_or_default();
-        return if query_start(before).is_some() { None } else { found.first().copied() };
+        return if query_start(before).is_some() {
+            None
+        } else {
+            found.first().copied()
+        };
     }
     match take {
         Occurrence::First => found.first().copied(),
@@ -148,7 +181,9 @@ fn fenced_query(text: &str, take: Occurrence, marked: bool) -> Option<&str> {
 /// Takes off quotes or backticks that stand around the whole text.
 fn unwrap_quotes(text: &str) -> &str {
     for quote in ['`', '"', '\''] {
-        let inner = text.strip_prefix(quote).and_then(|rest| rest.trim_end().strip_suffix(quote));
+        let inner = text
+            .strip_prefix(quote)
+            .and_then(|rest| rest.trim_end().strip_suffix(quote));
         if let Some(inner) = inner
             && query_start(inner) == Some(0)
             && !inner.contains(quote)
@@ -177,7 +212,10 @@ fn query_start(text: &str) -> Option<usize> {
         };
         if begins_statement(&text[at + start.len()..], start) {
             let line = text[..at].rfind('\n').map_or(0, |newline| newline + 1);
-            if text[line..at].trim_matches(|letter: char| letter.is_whitespace() || letter == '(').is_empty() {
+            if text[line..at]
+                .trim_matches(|letter: char| letter.is_whitespace() || letter == '(')
+                .is_empty()
+            {
                 let opened = text[line..at].find('(').map_or(at, |bracket| line + bracket);
                 return Some(anywhere.unwrap_or(opened));
             }
@@ -254,15 +292,48 @@ fn query_end(text: &str) -> (usize, Option<&'static str>) {
 /// Whether a paragraph after a blank line is words and not the query's next clause.
 fn is_prose(paragraph: &str) -> bool {
     const CLAUSES: &[&str] = &[
-        "FROM", "WHERE", "GROUP", "ORDER", "HAVING", "LIMIT", "OFFSET", "UNION", "INTERSECT", "EXCEPT", "JOIN", "LEFT", "RIGHT",
-        "INNER", "CROSS", "FULL", "NATURAL", "ON", "AND", "OR", "SELECT", "WINDOW", "CASE", "WHEN", "ELSE", "END", "AS", "THEN",
-        "USING", "NOT", "IN", "BETWEEN", "IS",
+        "FROM",
+        "WHERE",
+        "GROUP",
+        "ORDER",
+        "HAVING",
+        "LIMIT",
+        "OFFSET",
+        "UNION",
+        "INTERSECT",
+        "EXCEPT",
+        "JOIN",
+        "LEFT",
+        "RIGHT",
+        "INNER",
+        "CROSS",
+        "FULL",
+        "NATURAL",
+        "ON",
+        "AND",
+        "OR",
+        "SELECT",
+        "WINDOW",
+        "CASE",
+        "WHEN",
+        "ELSE",
+        "END",
+        "AS",
+        "THEN",
+        "USING",
+        "NOT",
+        "IN",
+        "BETWEEN",
+        "IS",
     ];
     let mut rest = paragraph.trim_start();
     while let Some((_, end, Piece::Comment)) = Pieces::new(rest).next() {
         rest = rest[end..].trim_start();
     }
-    let word: String = rest.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect();
+    let word: String = rest
+        .chars()
+        .take_while(|letter| letter.is_alphanumeric() || *letter == '_')
+        .collect();
     match rest.chars().next() {
         None | Some('(' | ')' | ',' | '=' | '<' | '>' | '+' | '|' | ';') => false,
         _ => !CLAUSES.iter().any(|clause| clause.eq_ignore_ascii_case(&word)),
@@ -276,27 +347,40 @@ mod tests {
     use super::*;
 
     fn whole(answer: &str) -> String {
-        extract_sql(answer, None, Occurrence::Last).map(|found| found.sql).unwrap_or_default()
+        extract_sql(answer, None, Occurrence::Last)
+            .map(|found| found.sql)
+            .unwrap_or_default()
     }
 
     fn after(answer: &str, marker: &str) -> String {
-        extract_sql(answer, Some(marker), Occurrence::Last).map(|found| found.sql).unwrap_or_default()
+        extract_sql(answer, Some(marker), Occurrence::Last)
+            .map(|found| found.sql)
+            .unwrap_or_default()
     }
 
     #[test]
     fn answers_of_every_shape() {
         for (answer, sql) in [
             ("SELECT 1", "SELECT 1"),
-            ("  select a\nfrom t -- note\nwhere b = 1 ;  ", "select a\nfrom t -- note\nwhere b = 1"),
+            (
+                "  select a\nfrom t -- note\nwhere b = 1 ;  ",
+                "select a\nfrom t -- note\nwhere b = 1",
+            ),
             ("```sql\nSELECT 1;\n```", "SELECT 1"),
             ("```\nSELECT 1\n```\nThis selects one.", "SELECT 1"),
             ("```SELECT 1```", "SELECT 1"),
             ("~~~ no\n```sqlite\nSELECT 'a;b' ; -- c\n```", "SELECT 'a;b'"),
-            ("First:\n```sql\nSELECT 1\n```\nbetter:\n```sql\nSELECT 2\n```", "SELECT 2"),
+            (
+                "First:\n```sql\nSELECT 1\n```\nbetter:\n```sql\nSELECT 2\n```",
+                "SELECT 2",
+            ),
             ("```sql\nSELECT 1\n```\n```json\n{\"a\": 1}\n```", "SELECT 1"),
             ("```sql\nSELECT 1", "SELECT 1"),
             ("Here is the query: SELECT a FROM t;", "SELECT a FROM t"),
-            ("You can select the rows with this query:\nSELECT a FROM t\n\nIt returns a.", "SELECT a FROM t"),
+            (
+                "You can select the rows with this query:\nSELECT a FROM t\n\nIt returns a.",
+                "SELECT a FROM t",
+            ),
             ("SELECT a\n\nFROM t\n\nWHERE b", "SELECT a\n\nFROM t\n\nWHERE b"),
             ("SELECT a FROM t<|im_end|>\nSELECT b", "SELECT a FROM t"),
             ("<think>SELECT wrong</think>SELECT a FROM t", "SELECT a FROM t"),
@@ -305,12 +389,18 @@ mod tests {
             ("SELECT '--x', \"a;b\", '#' FROM t", "SELECT '--x', \"a;b\", '#' FROM t"),
             ("`SELECT a FROM t`", "SELECT a FROM t"),
             ("SELECT `a b` FROM `t`", "SELECT `a b` FROM `t`"),
-            ("WITH x AS (SELECT 1) SELECT * FROM x", "WITH x AS (SELECT 1) SELECT * FROM x"),
+            (
+                "WITH x AS (SELECT 1) SELECT * FROM x",
+                "WITH x AS (SELECT 1) SELECT * FROM x",
+            ),
             ("(SELECT 1) UNION SELECT 2", "(SELECT 1) UNION SELECT 2"),
             ("DROP TABLE t", "DROP TABLE t"),
             ("I cannot answer that.", ""),
             ("", ""),
-            ("Bu sorgu işe yarar:\nSELECT ad FROM şarkıcı WHERE yaş > 20;\nAçıklama: …", "SELECT ad FROM şarkıcı WHERE yaş > 20"),
+            (
+                "Bu sorgu işe yarar:\nSELECT ad FROM şarkıcı WHERE yaş > 20;\nAçıklama: …",
+                "SELECT ad FROM şarkıcı WHERE yaş > 20",
+            ),
         ] {
             assert_eq!(whole(answer), sql, "{answer:?}");
         }
@@ -324,7 +414,10 @@ mod tests {
         assert_eq!(after("sql: SELECT 1", "SQL:"), "SELECT 1");
         assert_eq!(after("Revised_SQL: SELECT 1", "SQL:"), "");
         assert_eq!(after("SELECT 1", "SQL:"), "");
-        assert_eq!(after("SQL: SELECT 1\n\nRevised_SQL: SELECT 2", "Revised_SQL:"), "SELECT 2");
+        assert_eq!(
+            after("SQL: SELECT 1\n\nRevised_SQL: SELECT 2", "Revised_SQL:"),
+            "SELECT 2"
+        );
         let first = extract_sql("SQL: SELECT 1\nSQL: SELECT 2", Some("SQL:"), Occurrence::First).unwrap();
         assert_eq!(first.sql.lines().next(), Some("SELECT 1"));
     }
@@ -333,7 +426,12 @@ mod tests {
     fn what_was_cut_is_told() {
         let found = extract_sql("Sure!\n```sql\nSELECT 1; SELECT 2\n```", None, Occurrence::Last).unwrap();
         assert_eq!(found.notes, ["a code fence was removed", "a second statement was cut"]);
-        assert!(extract_sql("SELECT 1", None, Occurrence::Last).unwrap().notes.is_empty());
+        assert!(
+            extract_sql("SELECT 1", None, Occurrence::Last)
+                .unwrap()
+                .notes
+                .is_empty()
+        );
     }
 
     proptest! {

@@ -39,9 +39,7 @@ impl Iterator for Pieces<'_> {
             '\'' | '"' | '`' => (quoted_length(rest, first), Piece::Quoted),
             '[' => (rest.find(']').map_or(rest.len(), |end| end + 1), Piece::Quoted),
             '-' if rest.starts_with("--") => (rest.find('\n').map_or(rest.len(), |end| end + 1), Piece::Comment),
-            '/' if rest.starts_with("/*") => {
-                (rest[2..].find("*/").map_or(rest.len(), |end| end + 4), Piece::Comment)
-            }
+            '/' if rest.starts_with("/*") => (rest[2..].find("*/").map_or(rest.len(), |end| end + 4), Piece::Comment),
             ';' => (1, Piece::Semicolon),
             other if other.is_whitespace() => (other.len_utf8(), Piece::Space),
             other => (other.len_utf8(), Piece::Other),
@@ -98,8 +96,14 @@ pub fn split_first_statement(sql: &str) -> StatementSplit<'_> {
 /// A name in double quotes where it needs them: not plain ASCII lower/upper/digits/underscore, or a keyword.
 pub fn quote_if_needed(name: &str) -> String {
     let plain = name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
-        && name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
-    if plain && !is_keyword(name) { name.to_owned() } else { quote_identifier(name) }
+        && name
+            .chars()
+            .all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
+    if plain && !is_keyword(name) {
+        name.to_owned()
+    } else {
+        quote_identifier(name)
+    }
 }
 
 /// A name in double quotes.
@@ -148,10 +152,21 @@ mod tests {
 
     #[test]
     fn statements_end_where_python_ends_them() {
-        assert_eq!(split_first_statement("SELECT ';' -- ;\n, 1"), StatementSplit::One("SELECT ';' -- ;\n, 1"));
-        assert_eq!(split_first_statement("SELECT 1; -- x; y"), StatementSplit::One("SELECT 1"));
-        assert_eq!(split_first_statement("SELECT [a;b] ;/* ; */"), StatementSplit::One("SELECT [a;b] "));
-        let StatementSplit::More { statement, rest_at } = split_first_statement("SELECT 1; ;") else { panic!() };
+        assert_eq!(
+            split_first_statement("SELECT ';' -- ;\n, 1"),
+            StatementSplit::One("SELECT ';' -- ;\n, 1")
+        );
+        assert_eq!(
+            split_first_statement("SELECT 1; -- x; y"),
+            StatementSplit::One("SELECT 1")
+        );
+        assert_eq!(
+            split_first_statement("SELECT [a;b] ;/* ; */"),
+            StatementSplit::One("SELECT [a;b] ")
+        );
+        let StatementSplit::More { statement, rest_at } = split_first_statement("SELECT 1; ;") else {
+            panic!()
+        };
         assert_eq!((statement, rest_at), ("SELECT 1", 10));
     }
 

@@ -15,8 +15,16 @@ pub fn wilson(successes: u64, n: u64) -> (f64, f64) {
     let centre = (share + Z * Z / (2.0 * n)) / denominator;
     let half = Z / denominator * (share * (1.0 - share) / n + Z * Z / (4.0 * n * n)).sqrt();
     // At the ends the formula is exact up to rounding.
-    let low = if successes == 0.0 { 0.0 } else { (centre - half).max(0.0) };
-    let high = if (successes - n).abs() < 0.5 { 1.0 } else { (centre + half).min(1.0) };
+    let low = if successes == 0.0 {
+        0.0
+    } else {
+        (centre - half).max(0.0)
+    };
+    let high = if (successes - n).abs() < 0.5 {
+        1.0
+    } else {
+        (centre + half).min(1.0)
+    };
     (low, high)
 }
 
@@ -52,7 +60,12 @@ mod tests {
     /// Reference values: Newcombe (1998), "Two-sided confidence intervals for the single proportion", table I, method 3.
     #[test]
     fn wilson_as_published() {
-        for (successes, n, low, high) in [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)] {
+        for (successes, n, low, high) in [
+            (81, 263, 0.2553, 0.3662),
+            (15, 148, 0.0624, 0.1605),
+            (0, 20, 0.0, 0.1611),
+            (1, 29, 0.0061, 0.1718),
+        ] {
             let (found_low, found_high) = wilson(successes, n);
             near(found_low, low);
             near(found_high, high);
