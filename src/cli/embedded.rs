@@ -55,7 +55,7 @@ struct Started {
 }
 
 /// A call to the local server may wait for others and for a long prompt.
-const CALL_TIMEOUT: Duration = Duration::from_secs(900);
+const CALL_TIMEOUT: Duration = Duration::from_mins(15);
 
 impl LazyServer {
     pub fn new(choice: Choice, cache: &Path, llama_server: Option<PathBuf>, slots: Option<u32>) -> Self {
@@ -84,7 +84,7 @@ impl LazyServer {
         config.server_binary.clone_from(&self.llama_server);
         let server = ManagedServer::start(&config, &|event| match event {
             ServerEvent::PreparingPython => {
-                eprintln!("making a private Python environment for the local model server (once)")
+                eprintln!("making a private Python environment for the local model server (once)");
             }
             ServerEvent::Loading { engine } => eprintln!("starting the local model server ({engine})"),
             ServerEvent::Ready { seconds } => tracing::info!(seconds, "the local model server answers"),
@@ -154,7 +154,7 @@ pub async fn fetch_with(entry: &'static ModelEntry, cache: &Path, verify: bool) 
     let on_event = |event: PullEvent| match event {
         PullEvent::Waiting => eprintln!("another process is fetching {}; waiting for it", entry.name),
         PullEvent::Source { label } => {
-            eprintln!("fetching {} ({} MB) from {label}", entry.name, entry.size / 1_000_000)
+            eprintln!("fetching {} ({} MB) from {label}", entry.name, entry.size / 1_000_000);
         }
         PullEvent::Progress { done, .. } => bar.set_position(done),
         PullEvent::Verifying { done, .. } => {

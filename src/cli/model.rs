@@ -28,7 +28,9 @@ async fn list(arguments: &ModelArguments, settings: &Settings, as_json: bool) ->
         if as_json {
             println!("{}", json!({ "models": names }));
         } else {
-            names.iter().for_each(|name| println!("{}", printable(name)));
+            for name in &names {
+                println!("{}", printable(name));
+            }
         }
         return Ok(Exit::Fine);
     }

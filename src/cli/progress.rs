@@ -96,11 +96,9 @@ impl Progress {
         let seconds = self.started.elapsed().as_secs_f64().max(0.001);
         let mut text = String::new();
         if counts.done > 0 {
-            #[expect(clippy::cast_precision_loss, reason = "counts of examples are far below 2^53")]
             let share = counts.right as f64 / counts.done as f64;
             let _ = write!(text, "· {} right ({} %) ", counts.right, percent(share));
         }
-        #[expect(clippy::cast_precision_loss, reason = "counts of calls are far below 2^53")]
         let rate = counts.calls as f64 / seconds;
         let _ = write!(
             text,
@@ -113,7 +111,6 @@ impl Progress {
             let _ = write!(text, " · {} model errors", counts.errors);
         }
         if counts.done > 0 && counts.done < self.total {
-            #[expect(clippy::cast_precision_loss, reason = "counts of examples are far below 2^53")]
             let left = seconds / counts.done as f64 * (self.total - counts.done) as f64;
             let _ = write!(text, " · about {} left", duration(left));
         }

@@ -22,13 +22,13 @@ use crate::schema::SchemaCache;
 /// The `prompt` commands.
 pub fn prompt(command: PromptCommand, settings: &Settings) -> Result<Exit, Failure> {
     match command {
-        PromptCommand::List { json } => list(settings, json),
+        PromptCommand::List { json } => Ok(list(settings, json)),
         PromptCommand::Render(arguments) => render(&arguments, settings),
         PromptCommand::Lint(arguments) => check(&arguments, settings),
     }
 }
 
-fn list(settings: &Settings, as_json: bool) -> Result<Exit, Failure> {
+fn list(settings: &Settings, as_json: bool) -> Exit {
     let by_language = settings.store.list();
     let mut by_name: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (language, names) in &by_language {
@@ -41,7 +41,7 @@ fn list(settings: &Settings, as_json: bool) -> Result<Exit, Failure> {
     }
     if as_json {
         println!("{}", json!({ "place": settings.store.place(), "templates": by_name }));
-        return Ok(Exit::Fine);
+        return Exit::Fine;
     }
     let rows = by_name
         .iter()
@@ -49,7 +49,7 @@ fn list(settings: &Settings, as_json: bool) -> Result<Exit, Failure> {
         .collect();
     println!("{}", table(&["template", "languages"], rows));
     println!("in {}", settings.store.place());
-    Ok(Exit::Fine)
+    Exit::Fine
 }
 
 /// One stage's prompt, as `prompt render` shows it.

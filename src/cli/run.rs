@@ -154,7 +154,7 @@ fn plan(
     let mut plan = Vec::new();
     for language in languages {
         let mut dataset = settings.load(&source, language.as_deref(), split)?;
-        settings.select(&mut dataset, &arguments.selection)?;
+        Settings::select(&mut dataset, &arguments.selection)?;
         let without: Vec<&str> = dataset
             .examples
             .iter()
@@ -352,7 +352,7 @@ async fn run_all(
         } else {
             let progress = Progress::new(label.clone(), left.len() as u64);
             let end = execute(&resources, left, order, &mut folder, &scorer, stop, &|event| {
-                progress.on_event(&event)
+                progress.on_event(&event);
             })
             .await;
             progress.finish();
@@ -404,7 +404,6 @@ fn one_line(summary: &Summary, seconds: f64) -> String {
         );
     }
     if calls > 0 && summary.effort.cache_hits == 0 && summary.usage.prompt_tokens > 0 {
-        #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^53")]
         let (prompt, completion, cached) = (
             summary.usage.prompt_tokens as f64,
             summary.usage.completion_tokens as f64,

@@ -30,7 +30,7 @@ pub async fn score(arguments: ScoreArguments, settings: &Settings) -> Result<Exi
     let source = settings.source(&arguments.data)?;
     let mut dataset = settings.load(&source, arguments.lang.as_deref(), arguments.selection.split.as_deref())?;
     let mut predictions = read_predictions(&arguments.predictions, &dataset.examples)?;
-    settings.select(&mut dataset, &arguments.selection)?;
+    Settings::select(&mut dataset, &arguments.selection)?;
     let mut missing = 0_usize;
     let items: Vec<ScoreItem> = dataset
         .examples

@@ -251,7 +251,7 @@ impl Settings {
     }
 
     /// The selected examples of a loaded dataset.
-    pub fn select(&self, dataset: &mut Dataset, arguments: &SelectionArguments) -> Result<(), Failure> {
+    pub fn select(dataset: &mut Dataset, arguments: &SelectionArguments) -> Result<(), Failure> {
         dataset.examples = arguments.selection().apply(std::mem::take(&mut dataset.examples))?;
         Ok(())
     }

@@ -327,19 +327,19 @@ fn read_default(checker: &mut Checker, kind: Option<&ExtractKind>, entry: &Entry
                         .help("as in `default: []` or `default: \"{{ stage.output }}\"`");
                     return None;
                 }
-                Some(ExtractKind::Label { one_of }) if !one_of.is_empty() && !is_reference(&scalar.text) => {
-                    if !one_of.contains(&scalar.text) {
-                        let help = suggest(&scalar.text, one_of.iter().map(String::as_str), "labels");
-                        checker
-                            .report(
-                                "config::unknown_label",
-                                &node.place,
-                                format!("the default `{}` is none of the labels of `one_of`", scalar.text),
-                                "not a label",
-                            )
-                            .help(help);
-                        return None;
-                    }
+                Some(ExtractKind::Label { one_of })
+                    if !one_of.is_empty() && !is_reference(&scalar.text) && !one_of.contains(&scalar.text) =>
+                {
+                    let help = suggest(&scalar.text, one_of.iter().map(String::as_str), "labels");
+                    checker
+                        .report(
+                            "config::unknown_label",
+                            &node.place,
+                            format!("the default `{}` is none of the labels of `one_of`", scalar.text),
+                            "not a label",
+                        )
+                        .help(help);
+                    return None;
                 }
                 _ => {}
             }

@@ -186,8 +186,8 @@ impl Manifest {
         let mut manifest: Manifest = serde_yaml::from_str(text).map_err(|error| {
             let location = error.location();
             fault(
-                location.as_ref().map(|at| at.line()),
-                location.as_ref().map(|at| at.column()),
+                location.as_ref().map(serde_yaml::Location::line),
+                location.as_ref().map(serde_yaml::Location::column),
                 reworded(&error),
             )
         })?;

@@ -144,7 +144,9 @@ fn read_bird(fields: Vec<(String, Json)>, examples: &[Example]) -> Predictions {
         .iter()
         .map(|example| (example.position.to_string(), example))
         .collect();
-    let split: Vec<(String, Option<(String, Option<String>)>)> = fields
+    /// Key; query and named database, where it is a text.
+    type Entry = (String, Option<(String, Option<String>)>);
+    let split: Vec<Entry> = fields
         .into_iter()
         .map(|(key, value)| {
             let parts = value.as_str().map(|text| match text.split_once(BIRD_SEPARATOR) {

@@ -149,7 +149,7 @@ impl SqliteConnection {
                 "the statement has a parameter that nothing binds",
             ));
         }
-        let columns: Vec<String> = statement.column_names().into_iter().map(str::to_owned).collect();
+        let columns: Vec<String> = statement.column_names().map(str::to_owned).collect();
         let width = columns.len();
         let mut rows = Vec::new();
         let mut bytes = 0_usize;
@@ -165,9 +165,9 @@ impl SqliteConnection {
                 return Err(QueryError::new(QueryErrorKind::TooLarge, message));
             }
             let mut values = Vec::with_capacity(width);
-            for index in 0..width {
+            for (index, column) in columns.iter().enumerate() {
                 let value = row.get_ref(index).map_err(|error| self.explain(&error, limits))?;
-                let value = own(value, &columns[index])?;
+                let value = own(value, column)?;
                 bytes += value.size();
                 values.push(value);
             }

@@ -39,7 +39,7 @@ impl Endpoint {
             base_url: base_url.trim_end_matches('/').to_owned(),
             key,
             headers: Vec::new(),
-            timeout: Duration::from_secs(120),
+            timeout: Duration::from_mins(2),
             connect_timeout: Duration::from_secs(10),
             local: false,
         }
@@ -385,7 +385,7 @@ impl tower::Service<HttpRequestFactory> for Transport {
             // An outer limit around the whole attempt is usually shorter; this one ends a connection nobody waits for.
             request
                 .timeout_mut()
-                .get_or_insert(timeout.max(Duration::from_secs(600)));
+                .get_or_insert(timeout.max(Duration::from_mins(10)));
             let mut response = http.execute(request).await.map_err(OpenAIError::Reqwest)?;
             if response.status().is_success() {
                 return Ok(response);

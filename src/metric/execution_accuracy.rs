@@ -20,7 +20,9 @@ impl RowSet {
             .iter()
             .map(|row| {
                 key.clear();
-                row.iter().for_each(|value| value.write_key(&mut key));
+                for value in row {
+                    value.write_key(&mut key);
+                }
                 key.as_slice().into()
             })
             .collect();

@@ -2,7 +2,7 @@
 //! example are judged once.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -119,8 +119,8 @@ impl Scorer {
         }
     }
 
-    async fn gold(&self, database: &PathBuf, sql: &str) -> Gold {
-        let key = (database.clone(), sql.to_owned());
+    async fn gold(&self, database: &Path, sql: &str) -> Gold {
+        let key = (database.to_owned(), sql.to_owned());
         if let Some(gold) = lock(&self.gold).get(&key) {
             return gold.clone();
         }
@@ -134,8 +134,8 @@ impl Scorer {
         gold
     }
 
-    async fn rows(&self, database: &PathBuf, sql: &str) -> Result<(RowSet, Duration), QueryError> {
-        let (database, sql, limits) = (database.clone(), sql.to_owned(), self.executor.limits());
+    async fn rows(&self, database: &Path, sql: &str) -> Result<(RowSet, Duration), QueryError> {
+        let (database, sql, limits) = (database.to_owned(), sql.to_owned(), self.executor.limits());
         self.executor
             .call(move |connections| {
                 let result = connections.get(&database)?.query(&sql, &limits)?;

@@ -34,13 +34,13 @@ pub enum StageError {
     Call {
         example: String,
         stage: String,
-        source: CallError,
+        source: Box<CallError>,
     },
     #[error("example `{example}`, stage `{stage}`: {source}")]
     Prompt {
         example: String,
         stage: String,
-        source: PromptError,
+        source: Box<PromptError>,
     },
     #[error("stage `{stage}`: {source}")]
     Route { stage: String, source: RouteError },
@@ -155,7 +155,7 @@ impl ExampleRun {
             .map_err(|source| StageError::Prompt {
                 example: example.id.clone(),
                 stage: resources.pipeline.stages[index].name.clone(),
-                source,
+                source: Box::new(source),
             })
     }
 
@@ -203,7 +203,7 @@ impl ExampleRun {
                 return Err(StageError::Call {
                     example: self.example.id.clone(),
                     stage: stage.name.clone(),
-                    source: error,
+                    source: Box::new(error),
                 });
             }
             Err(error) => {

@@ -68,7 +68,9 @@ impl TemplateStore {
                 }
             }
         }
-        found.values_mut().for_each(|names| names.sort());
+        for names in found.values_mut() {
+            names.sort();
+        }
         found
     }
 

@@ -87,7 +87,6 @@ pub fn comparison(results: &[RunResult]) -> String {
             match reference.filter(|_| summary.pipeline != baseline) {
                 Some(reference) => {
                     let paired = Paired::new(&reference.verdicts, &result.verdicts);
-                    #[expect(clippy::cast_precision_loss, reason = "counts of examples are far below 2^53")]
                     let difference =
                         (paired.only_second as f64 - paired.only_first as f64) / (paired.n().max(1) as f64) * 100.0;
                     row.push(format!("{difference:+.1}").replace('-', "−"));
@@ -97,7 +96,6 @@ pub fn comparison(results: &[RunResult]) -> String {
                 None => row.extend(["", "", ""].map(str::to_owned)),
             }
         }
-        #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
         let per_example = |amount: u64| amount as f64 / summary.n.max(1) as f64;
         row.push(summary.usage.calls.to_string());
         row.push(

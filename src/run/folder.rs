@@ -1,6 +1,6 @@
 //! The run folder: written as the run goes, healed and read again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -187,7 +187,7 @@ impl RunFolder {
             traces,
             _lock: lock,
         };
-        let done = folder.traced()?.into_keys().collect();
+        let done = folder.traced()?.into_iter().collect();
         folder.set_status(RunStatus::Running)?;
         Ok((folder, done))
     }
@@ -239,7 +239,7 @@ impl RunFolder {
     /// Where the file cannot be read.
     pub fn for_each_trace(&self, mut visit: impl FnMut(Trace)) -> Result<(), FolderError> {
         let file = File::open(self.path.join("traces.jsonl")).map_err(|error| self.io(error))?;
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         for (index, line) in BufReader::new(file).lines().enumerate() {
             let line = line.map_err(|error| self.io(error))?;
             let trace: Trace = serde_json::from_str(&line)
@@ -251,18 +251,18 @@ impl RunFolder {
         Ok(())
     }
 
-    fn traced(&self) -> Result<HashMap<String, ()>, FolderError> {
+    fn traced(&self) -> Result<HashSet<String>, FolderError> {
         #[derive(Deserialize)]
         struct Id {
             id: String,
         }
         let file = File::open(self.path.join("traces.jsonl")).map_err(|error| self.io(error))?;
-        let mut ids = HashMap::new();
+        let mut ids = HashSet::new();
         for (index, line) in BufReader::new(file).lines().enumerate() {
             let line = line.map_err(|error| self.io(error))?;
             let Id { id } = serde_json::from_str(&line)
                 .map_err(|error| self.unreadable(format!("traces.jsonl, line {}: {error}", index + 1)))?;
-            ids.insert(id, ());
+            ids.insert(id);
         }
         Ok(ids)
     }

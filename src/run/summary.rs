@@ -334,7 +334,6 @@ fn metrics(verdicts: &[&Verdict]) -> BTreeMap<String, MetricSummary> {
     let n = verdicts.len();
     let right = verdicts.iter().filter(|verdict| verdict.is_right()).count();
     let (low, high) = wilson(right as u64, n as u64);
-    #[expect(clippy::cast_precision_loss, reason = "counts of examples are far below 2^53")]
     let value = if n == 0 { 0.0 } else { right as f64 / n as f64 };
     BTreeMap::from([("ex".to_owned(), MetricSummary { value, low, high, n })])
 }

@@ -8,7 +8,6 @@ pub fn wilson(successes: u64, n: u64) -> (f64, f64) {
     if n == 0 {
         return (0.0, 1.0);
     }
-    #[expect(clippy::cast_precision_loss, reason = "counts of examples are far below 2^53")]
     let (successes, n) = (successes as f64, n as f64);
     let share = successes / n;
     let denominator = 1.0 + Z * Z / n;
@@ -37,11 +36,9 @@ pub fn mcnemar_exact(only_a: u64, only_b: u64) -> f64 {
     }
     let smaller = only_a.min(only_b);
     // Sum of binomial probabilities in logarithms, so that thousands of pairs do not underflow.
-    #[expect(clippy::cast_precision_loss, reason = "counts of examples are far below 2^53")]
     let (mut term, mut sum) = (-(n as f64) * std::f64::consts::LN_2, 0.0_f64);
     for k in 0..=smaller {
         sum += term.exp();
-        #[expect(clippy::cast_precision_loss, reason = "counts of examples are far below 2^53")]
         {
             term += ((n - k) as f64).ln() - ((k + 1) as f64).ln();
         }

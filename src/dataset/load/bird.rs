@@ -17,9 +17,9 @@ pub(super) const FORMAT: FormatEntry = FormatEntry {
 /// A list of records, or a record a line.
 pub(super) fn read(text: &str, sink: &mut dyn FnMut(Item)) {
     if text.trim_start().starts_with('{') {
-        jsonl::read(text, sink)
+        jsonl::read(text, sink);
     } else {
-        json::read(text, sink)
+        json::read(text, sink);
     }
 }
 

@@ -18,7 +18,7 @@ use super::manifest::numbered;
 use super::pull::{CancelFlag, FetchError, Target, blocking, length};
 
 /// A download that grows by nothing for so long is given up.
-const STALL: Duration = Duration::from_secs(120);
+const STALL: Duration = Duration::from_mins(2);
 
 /// Which packages hold which parts.
 pub(super) struct Plan<'a> {

@@ -376,7 +376,7 @@ async fn choose_engine(
         return Err(ServerError::Binary { binary, detail });
     }
     let environment = python::ensure(&config.cache_dir, config.python.as_deref(), &|| {
-        progress(ServerEvent::PreparingPython)
+        progress(ServerEvent::PreparingPython);
     })
     .await
     .map_err(|source| ServerError::NoEngine { source })?;
