@@ -29,12 +29,7 @@
 //! assert_eq!(execution_accuracy(&predicted, &gold), 1.0);
 //! ```
 
-#[expect(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    clippy::exit,
-    reason = "the one room that talks to people"
-)]
+#[expect(clippy::print_stderr, clippy::exit, reason = "the one room that talks to people")]
 pub mod cli;
 pub mod config;
 pub mod dataset;

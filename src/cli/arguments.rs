@@ -343,9 +343,9 @@ pub struct LintArguments {
     /// Dataset whose longest schemas are rendered to check the size
     #[arg(long, short, value_name = "DATA")]
     pub data: Option<String>,
-    /// Tokens that prompt and completion may have together
-    #[arg(long, value_name = "TOKENS", default_value_t = 8192)]
-    pub context: usize,
+    /// Tokens that prompt and completion may have together [default: the default provider's `context`, else 8192]
+    #[arg(long, value_name = "TOKENS")]
+    pub context: Option<usize>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

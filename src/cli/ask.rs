@@ -63,7 +63,7 @@ async fn show(arguments: &AskArguments, trace: &Trace, database: PathBuf) -> Res
     let Some(sql) = &trace.prediction else {
         let reason = trace.error.clone().unwrap_or_default();
         if arguments.json {
-            println!(
+            say!(
                 "{}",
                 json!({ "sql": null, "outcome": trace.outcome, "error": reason, "stages": trace.stages })
             );
@@ -90,13 +90,13 @@ async fn show(arguments: &AskArguments, trace: &Trace, database: PathBuf) -> Res
             ),
             Err(error) => (json!(null), json!(null), Some(error.to_string())),
         };
-        println!(
+        say!(
             "{}",
             json!({ "sql": sql, "outcome": trace.outcome, "columns": columns, "rows": rows, "error": error, "stages": trace.stages })
         );
         return Ok(if error.is_some() { Exit::Failed } else { Exit::Fine });
     }
-    println!("{}", printable_lines(sql));
+    say!("{}", printable_lines(sql));
     match executed {
         Ok(result) => {
             let header: Vec<&str> = result.columns.iter().map(String::as_str).collect();
@@ -107,9 +107,9 @@ async fn show(arguments: &AskArguments, trace: &Trace, database: PathBuf) -> Res
                 .map(|row| row.iter().map(cell).collect())
                 .collect();
             let shown = rows.len();
-            println!("{}", table(&header, rows));
+            say!("{}", table(&header, rows));
             if result.rows.len() > shown {
-                println!("{shown} of {} rows", result.rows.len());
+                say!("{shown} of {} rows", result.rows.len());
             }
             Ok(Exit::Fine)
         }

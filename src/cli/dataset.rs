@@ -44,10 +44,10 @@ fn list(settings: &Settings, as_json: bool) -> Result<Exit, Failure> {
         }
     }
     if as_json {
-        println!("{}", json!({ "datasets": entries }));
+        say!("{}", json!({ "datasets": entries }));
     } else {
-        println!("{}", table(&["dataset", "languages", "description"], rows));
-        println!("--data also takes a manifest's path, or a folder in BIRD's or Spider's layout");
+        say!("{}", table(&["dataset", "languages", "description"], rows));
+        say!("--data also takes a manifest's path, or a folder in BIRD's or Spider's layout");
     }
     Ok(Exit::Fine)
 }
@@ -64,7 +64,7 @@ fn check(settings: &Settings, data: &str, options: LoadOptions, as_json: bool) -
     );
     let exit = if report.errors > 0 { Exit::Failed } else { Exit::Fine };
     if as_json {
-        println!("{}", serde_json::to_string(&report)?);
+        say!("{}", serde_json::to_string(&report)?);
         return Ok(exit);
     }
     for language in &report.languages {
@@ -73,7 +73,7 @@ fn check(settings: &Settings, data: &str, options: LoadOptions, as_json: bool) -
             .iter()
             .map(|(name, count)| format!("{count} {name}"))
             .collect();
-        println!(
+        say!(
             "{} {} ({}): {}, {} with gold{}",
             report.name,
             report.split,
@@ -104,7 +104,7 @@ fn check(settings: &Settings, data: &str, options: LoadOptions, as_json: bool) -
                 ]
             })
             .collect();
-        println!(
+        say!(
             "{}",
             table(&["database", "examples", "tables", "rows", "KiB", "digest"], rows)
         );
@@ -115,14 +115,14 @@ fn check(settings: &Settings, data: &str, options: LoadOptions, as_json: bool) -
         } else {
             "warning"
         };
-        println!(
+        say!(
             "{severity} [{}] {}: {}",
             problem.code,
             printable(&problem.place),
             printable(&problem.message)
         );
     }
-    println!(
+    say!(
         "{}, {}",
         count(report.errors, "error"),
         count(report.warnings, "warning")

@@ -75,10 +75,7 @@ impl LazyServer {
         };
         let guard =
             std::env::current_exe().map_err(|error| format!("cannot find the dinsql program itself: {error}"))?;
-        let log = self
-            .cache
-            .join("logs")
-            .join(format!("server-{}.log", std::process::id()));
+        let log = log_file(&self.cache);
         let mut config = ServerConfig::new(file, &self.choice.name(), &self.cache, guard, log);
         config.slots = self.slots;
         config.server_binary.clone_from(&self.llama_server);
@@ -135,7 +132,13 @@ pub async fn stop(server: Arc<LazyServer>) {
         && let Some(Ok(started)) = server.started.into_inner()
     {
         started.server.stop().await;
+        // Of use only where something went wrong, and then the message has quoted it.
+        let _ = std::fs::remove_file(log_file(&server.cache));
     }
+}
+
+fn log_file(cache: &Path) -> PathBuf {
+    cache.join("logs").join(format!("server-{}.log", std::process::id()))
 }
 
 /// Fetches a catalogued model with a progress bar.

@@ -1,6 +1,13 @@
 //! The command line: arguments in, library calls, printing out. Only this room prints, reads the environment and decides
 //! exit codes; one file a command.
 
+/// Prints a line of results to standard output. A reader that has gone away (`| head`) ends the program quietly.
+macro_rules! say {
+    ($($arguments:tt)*) => {
+        $crate::cli::output::write_line(format_args!($($arguments)*))
+    };
+}
+
 mod arguments;
 mod ask;
 mod dataset;

@@ -26,10 +26,10 @@ async fn list(arguments: &ModelArguments, settings: &Settings, as_json: bool) ->
     if let Some((model, _)) = remote(arguments, settings)? {
         let names = model.list().await.map_err(stopped)?;
         if as_json {
-            println!("{}", json!({ "models": names }));
+            say!("{}", json!({ "models": names }));
         } else {
             for name in &names {
-                println!("{}", printable(name));
+                say!("{}", printable(name));
             }
         }
         return Ok(Exit::Fine);
@@ -61,9 +61,9 @@ async fn list(arguments: &ModelArguments, settings: &Settings, as_json: bool) ->
         ]);
     }
     if as_json {
-        println!("{}", json!({ "models": entries }));
+        say!("{}", json!({ "models": entries }));
     } else {
-        println!("{}", table(&["embedded model", "size", "licence", "state", ""], rows));
+        say!("{}", table(&["embedded model", "size", "licence", "state", ""], rows));
     }
     Ok(Exit::Fine)
 }
@@ -94,7 +94,7 @@ async fn test(arguments: &ModelArguments, settings: &Settings, as_json: bool) ->
     providers.shut_down().await;
     let (provider, name, answer) = result?;
     if as_json {
-        println!("{}", json!({ "provider": provider, "model": name, "answer": answer }));
+        say!("{}", json!({ "provider": provider, "model": name, "answer": answer }));
         return Ok(Exit::Fine);
     }
     let known = |tokens: Option<u64>| tokens.map_or_else(|| "unknown".to_owned(), thousands);
@@ -114,7 +114,7 @@ async fn test(arguments: &ModelArguments, settings: &Settings, as_json: bool) ->
         vec!["completion tokens".into(), known(answer.usage.completion)],
         vec!["latency".into(), format!("{} ms", answer.latency_ms)],
     ];
-    println!("{}", table(&["model test", ""], rows));
+    say!("{}", table(&["model test", ""], rows));
     Ok(Exit::Fine)
 }
 
@@ -133,8 +133,8 @@ async fn pull(name: Option<&str>, settings: &Settings) -> Result<Exit, Failure> 
     let path = embedded::fetch_with(entry, &settings.cache, true)
         .await
         .map_err(|reason| Failure::message(Exit::Failed, reason))?;
-    println!("{}", path.display());
-    println!(
+    say!("{}", path.display());
+    say!(
         "sha256 {} ({} bytes): as published",
         entry.sha256,
         thousands(entry.size)

@@ -2,6 +2,20 @@
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 
+/// Writes a line to standard output.
+pub fn write_line(line: std::fmt::Arguments<'_>) {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    let written = out.write_fmt(line).and_then(|()| out.write_all(b"\n"));
+    if let Err(error) = written {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            std::process::exit(0);
+        }
+        eprintln!("error: cannot write the results: {error}");
+        std::process::exit(1);
+    }
+}
+
 /// A table that fits the terminal; numbers stand right.
 pub fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();

@@ -19,6 +19,9 @@ use crate::pipeline::{ExampleRun, OutputValue, Resources, Router, Trace};
 use crate::prompt::{Message, Prompts, lint, tokens};
 use crate::schema::SchemaCache;
 
+/// Of the embedded model, and small enough to hold for most.
+const DEFAULT_CONTEXT: usize = 8192;
+
 /// The `prompt` commands.
 pub fn prompt(command: PromptCommand, settings: &Settings) -> Result<Exit, Failure> {
     match command {
@@ -40,15 +43,15 @@ fn list(settings: &Settings, as_json: bool) -> Exit {
         }
     }
     if as_json {
-        println!("{}", json!({ "place": settings.store.place(), "templates": by_name }));
+        say!("{}", json!({ "place": settings.store.place(), "templates": by_name }));
         return Exit::Fine;
     }
     let rows = by_name
         .iter()
         .map(|(name, languages)| vec![(*name).to_owned(), languages.join(", ")])
         .collect();
-    println!("{}", table(&["template", "languages"], rows));
-    println!("in {}", settings.store.place());
+    say!("{}", table(&["template", "languages"], rows));
+    say!("in {}", settings.store.place());
     Exit::Fine
 }
 
@@ -121,7 +124,7 @@ fn render(arguments: &RenderArguments, settings: &Settings) -> Result<Exit, Fail
                 })
             })
             .collect();
-        println!(
+        say!(
             "{}",
             json!({ "pipeline": resources.pipeline.name, "data": dataset.name, "example": arguments.example, "lang": language, "tokenizer": "o200k_base", "stages": stages })
         );
@@ -138,7 +141,7 @@ fn render(arguments: &RenderArguments, settings: &Settings) -> Result<Exit, Fail
         } else {
             ""
         };
-        println!(
+        say!(
             "━━ stage {} · {}/{}{case} · about {} tokens{inputs}",
             rendered.stage,
             language,
@@ -146,14 +149,14 @@ fn render(arguments: &RenderArguments, settings: &Settings) -> Result<Exit, Fail
             thousands(tokens::count(&rendered.messages) as u64)
         );
         for message in &rendered.messages {
-            println!(
+            say!(
                 "── {} ({} tokens)",
                 message.role.name(),
                 tokens::count_text(&message.content)
             );
-            println!("{}", printable_lines(&message.content));
+            say!("{}", printable_lines(&message.content));
         }
-        println!();
+        say!("");
     }
     Ok(Exit::Fine)
 }
@@ -264,6 +267,17 @@ fn check(arguments: &LintArguments, settings: &Settings) -> Result<Exit, Failure
         arguments.pipelines.clone()
     };
     let prompts = settings.prompts();
+    let context = arguments.context.or_else(|| {
+        let project = &settings.project;
+        let provider = project
+            .default_provider
+            .as_ref()
+            .and_then(|name| project.providers.get(name));
+        provider
+            .and_then(|provider| provider.context)
+            .map(|tokens| tokens as usize)
+    });
+    let context = context.unwrap_or(DEFAULT_CONTEXT);
     let mut problems: Vec<Json> = Vec::new();
     let mut checked = 0;
     let mut sizes = Vec::new();
@@ -293,10 +307,10 @@ fn check(arguments: &LintArguments, settings: &Settings) -> Result<Exit, Failure
         }
     }
     for (pipeline, language, stage, template, example, size, answer) in &sizes {
-        if size + answer > arguments.context {
+        if size + answer > context {
             problems.push(json!({
                 "pipeline": pipeline, "lang": language, "stage": stage, "template": template,
-                "message": format!("example `{example}`: about {size} prompt tokens and up to {answer} for the answer exceed the context of {}", arguments.context),
+                "message": format!("example `{example}`: about {size} prompt tokens and up to {answer} for the answer exceed the context of {context}"),
             }));
         }
     }
@@ -307,14 +321,14 @@ fn check(arguments: &LintArguments, settings: &Settings) -> Result<Exit, Failure
                 json!({ "pipeline": pipeline, "lang": language, "stage": stage, "template": template, "longest_example": example, "prompt_tokens": size, "max_tokens": answer })
             })
             .collect();
-        println!(
+        say!(
             "{}",
             json!({ "checked": checked, "problems": problems, "sizes": sizes })
         );
     } else {
         for problem in &problems {
             let text = |key: &str| problem[key].as_str().unwrap_or_default().to_owned();
-            println!(
+            say!(
                 "{} · {}/{} (stage {}): {}",
                 text("pipeline"),
                 text("lang"),
@@ -337,7 +351,7 @@ fn check(arguments: &LintArguments, settings: &Settings) -> Result<Exit, Failure
                     ]
                 })
                 .collect();
-            println!(
+            say!(
                 "{}",
                 table(
                     &[
@@ -352,7 +366,7 @@ fn check(arguments: &LintArguments, settings: &Settings) -> Result<Exit, Failure
                 )
             );
         }
-        println!(
+        say!(
             "{} looked at, {} found",
             count(checked, "template"),
             count(problems.len(), "problem")

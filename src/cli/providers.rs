@@ -60,6 +60,11 @@ impl Providers {
         for name in names {
             let is_default = name == default;
             let asked = arguments.concurrency.map(|count| count as usize);
+            let rate = settings
+                .project
+                .providers
+                .get(&name)
+                .and_then(|provider| provider.requests_per_minute);
             let (identity, model, defaults, fixed_model, at_once): (String, Arc<dyn Model>, ModelSpec, bool, usize) =
                 if name == EMBEDDED {
                     let wanted = if is_default { arguments.model.as_deref() } else { None };
@@ -94,7 +99,8 @@ impl Providers {
             if is_default {
                 concurrency = at_once;
             }
-            let mut model: Arc<dyn Model> = Arc::new(RetryingModel::new(model, retry_policy(), at_once));
+            let mut model: Arc<dyn Model> =
+                Arc::new(RetryingModel::new(model, retry_policy(), at_once).with_rate(rate));
             if let Some(cache) = &cache {
                 model = Arc::new(CachedModel::new(model, cache.clone()));
             }
@@ -221,7 +227,7 @@ fn endpoint<'a>(
                 api_key_file: Some(file),
                 ..
             }),
-        ) => Some(key_from_file(file)?),
+        ) => Some(key_from_file(&settings.root.join(file))?),
         (
             _,
             Some(ProviderSettings {

@@ -75,7 +75,7 @@ pub async fn run(arguments: RunArguments, settings: Settings) -> Result<Exit, Fa
     let (results, failure) = outcome?;
     if arguments.json {
         let runs: Vec<Json> = results.iter().map(run_json).collect();
-        println!("{}", json!({ "runs": runs }));
+        say!("{}", json!({ "runs": runs }));
     } else if !results.is_empty() {
         print_results(&results);
     }
@@ -534,16 +534,16 @@ fn folder_name(record: &RunRecord) -> PathBuf {
 }
 
 fn print_results(results: &[RunResult]) {
-    println!("{}", comparison(results));
+    say!("{}", comparison(results));
     if let Some(table) = difficulty_table(results) {
-        println!("{table}");
+        say!("{table}");
     }
     for line in outcome_lines(results) {
-        println!("{line}");
+        say!("{line}");
     }
-    println!("Runs:");
+    say!("Runs:");
     for result in results {
-        println!("  {}", result.folder.display());
+        say!("  {}", result.folder.display());
     }
 }
 

@@ -83,7 +83,7 @@ pub async fn score(arguments: ScoreArguments, settings: &Settings) -> Result<Exi
         .collect();
     let parts = summarise(&verdicts, &difficulties);
     if arguments.json {
-        println!(
+        say!(
             "{}",
             json!({
                 "n": items.len(),
@@ -117,12 +117,12 @@ pub async fn score(arguments: ScoreArguments, settings: &Settings) -> Result<Exi
             row(&format!("database {name}"), &group.metrics["ex"]);
         }
     }
-    println!("{}", table(&[&dataset.name, "N", "EX %", "95 % interval"], rows));
+    say!("{}", table(&[&dataset.name, "N", "EX %", "95 % interval"], rows));
     let outcomes: Vec<String> = parts
         .outcomes
         .iter()
         .map(|(outcome, count)| format!("{count} {}", outcome.name()))
         .collect();
-    println!("{}", outcomes.join(", "));
+    say!("{}", outcomes.join(", "));
     Ok(Exit::Fine)
 }

@@ -8,7 +8,7 @@ use include_dir::{Dir, include_dir};
 use super::arguments::{ExecutionArguments, Global, SelectionArguments};
 use super::exit::{Exit, Failure};
 use crate::config::{Override, Pipeline, ProjectSettings, load_pipeline, load_project};
-use crate::dataset::{self, Dataset, LoadOptions, Source};
+use crate::dataset::{self, Dataset, Dialect, LoadOptions, Source};
 use crate::diagnostic::did_you_mean;
 use crate::engine::{Executor, Limits, build_database};
 use crate::prompt::{Prompts, TemplateStore};
@@ -20,6 +20,8 @@ const PROJECT_FILE: &str = "dinsql.yaml";
 /// Where things are.
 pub struct Settings {
     pub project: ProjectSettings,
+    /// Folder of the project file: its paths are relative to it.
+    pub root: PathBuf,
     pub store: TemplateStore,
     pipelines: Option<PathBuf>,
     dataset_folders: Vec<PathBuf>,
@@ -89,6 +91,7 @@ impl Settings {
             .or_else(|| of_project(&project.runs))
             .unwrap_or_else(|| "runs".into());
         Ok(Settings {
+            root,
             store: prompts.map_or(TemplateStore::Embedded, TemplateStore::Folder),
             project,
             pipelines,
@@ -237,6 +240,13 @@ impl Settings {
         };
         let mut dataset = dataset::load(source, &options)?;
         self.build_databases(&mut dataset)?;
+        if dataset.dialect != Dialect::Sqlite {
+            eprintln!(
+                "warning: dataset `{}` is written for {}, but its SQL runs on SQLite",
+                dataset.name,
+                dataset.dialect.name()
+            );
+        }
         Ok(dataset)
     }
 

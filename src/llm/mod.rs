@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn the_key_of_a_known_request_is_pinned() {
         let hex: String = request().key().iter().map(|byte| format!("{byte:02x}")).collect();
-        insta::assert_snapshot!(hex, @"");
+        insta::assert_snapshot!(hex, @"f7e61a964100935cf7017a3371c682e4e7635392140be1bd2e3f5558157aeda8");
     }
 
     #[test]

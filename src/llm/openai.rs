@@ -81,6 +81,8 @@ impl OpenAiModel {
         }
         let mut http = reqwest::Client::builder()
             .connect_timeout(endpoint.connect_timeout)
+            // A key must not follow a redirect to somewhere else.
+            .redirect(reqwest::redirect::Policy::none())
             .user_agent(concat!("dinsql/", env!("CARGO_PKG_VERSION")));
         if endpoint.local {
             http = http.no_proxy();

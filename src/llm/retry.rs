@@ -1,12 +1,13 @@
 //! The one retry loop, around whatever makes a single attempt: bounded in attempts and in total waiting, jittered, and
 //! with a limit on attempts in flight. A place in flight is never held while waiting.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use super::{Action, CallError, Completion, ErrorClass, Model, Request};
 
@@ -38,6 +39,8 @@ pub struct RetryingModel {
     policy: RetryPolicy,
     in_flight: Semaphore,
     answered: AtomicBool,
+    /// Between the starts of two attempts, and when the next may start.
+    pace: Option<(Duration, Mutex<Instant>)>,
 }
 
 impl RetryingModel {
@@ -47,13 +50,36 @@ impl RetryingModel {
             policy,
             in_flight: Semaphore::new(concurrency.max(1)),
             answered: AtomicBool::new(false),
+            pace: None,
         }
+    }
+
+    /// Starts at most so many attempts a minute, evenly spread.
+    #[must_use]
+    pub fn with_rate(mut self, requests_per_minute: Option<u32>) -> Self {
+        self.pace = requests_per_minute
+            .filter(|&rate| rate > 0)
+            .map(|rate| (Duration::from_mins(1) / rate, Mutex::new(Instant::now())));
+        self
+    }
+
+    /// Waits for this attempt's turn.
+    async fn turn(&self) {
+        let Some((gap, next)) = &self.pace else { return };
+        let at = {
+            let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
+            let at = (*next).max(Instant::now());
+            *next = at + *gap;
+            at
+        };
+        tokio::time::sleep_until(at).await;
     }
 
     async fn run(&self, request: &Request) -> Result<Completion, CallError> {
         let mut waited = Duration::ZERO;
         let mut attempt = 1;
         loop {
+            self.turn().await;
             let error = {
                 let _place = self.in_flight.acquire().await;
                 match self.inner.complete(request).await {

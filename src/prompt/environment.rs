@@ -159,6 +159,7 @@ impl Prompts {
             source = inner.source();
         }
         let name = deepest.name().unwrap_or(template);
+        let name = name.strip_suffix(".jinja").unwrap_or(name);
         let (text, file) = self
             .store
             .read(language, name)

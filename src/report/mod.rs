@@ -108,7 +108,9 @@ pub fn comparison(results: &[RunResult]) -> String {
                 )
             },
         );
-        row.push(if summary.effort.cache_hits == summary.usage.calls {
+        row.push(if summary.usage.calls == 0 {
+            "–".into()
+        } else if summary.effort.cache_hits == summary.usage.calls {
             "cached".into()
         } else {
             format!("{:.1}", per_example(summary.effort.latency_ms) / 1000.0)

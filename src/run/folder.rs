@@ -155,7 +155,6 @@ impl RunFolder {
         }
         let record = match read_json::<RunRecord>(&path.join("run.json")) {
             Ok(found) if found.identity == record.identity => RunRecord {
-                arguments: record.arguments,
                 dinsql: record.dinsql,
                 sqlite: record.sqlite,
                 databases: record.databases,

@@ -290,7 +290,7 @@ mod tests {
                  CREATE TABLE book (id INTEGER PRIMARY KEY, title TEXT, author_id INTEGER REFERENCES author, price REAL);
                  CREATE TABLE loan (book_id INTEGER REFERENCES book(id), day TEXT, PRIMARY KEY (book_id, day));
                  CREATE VIEW cheap AS SELECT title FROM book WHERE price < 5;
-                 CREATE VIEW broken AS SELECT nothing FROM nowhere;
+                 CREATE VIEW broken AS SELECT a FROM nowhere;
                  INSERT INTO author VALUES (1, 'Yaşar ''Kemal''', x'00ff'), (2, 'B' || char(10) || 'b', NULL);
                  INSERT INTO book VALUES (1, 'İnce Memed', 1, 9.5), (2, printf('%.*c', 100, 'x'), 2, 1);",
             )

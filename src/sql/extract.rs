@@ -217,12 +217,39 @@ fn query_start(text: &str) -> Option<usize> {
                 .is_empty()
             {
                 let opened = text[line..at].find('(').map_or(at, |bracket| line + bracket);
-                return Some(anywhere.unwrap_or(opened));
+                return Some(
+                    anywhere
+                        .filter(|&earlier| reaches(&text[earlier..opened]))
+                        .unwrap_or(opened),
+                );
             }
             anywhere.get_or_insert(at);
         }
     }
     anywhere
+}
+
+/// Whether a query that began inside a line goes on to the next line that begins like a query: an open bracket, or a set
+/// operation or `AS` at the end. Else the earlier word was prose ("select the rows like this:").
+fn reaches(between: &str) -> bool {
+    let (mut open, mut word) = (0_i32, String::new());
+    for (start, end, piece) in Pieces::new(between) {
+        match &between[start..end] {
+            "(" => open += 1,
+            ")" => open -= 1,
+            letter if piece == Piece::Other && letter.chars().all(char::is_alphanumeric) => {
+                if between[..start].chars().next_back().is_none_or(char::is_whitespace) {
+                    word.clear();
+                }
+                word.push_str(letter);
+            }
+            _ => {}
+        }
+    }
+    open > 0
+        || ["UNION", "ALL", "INTERSECT", "EXCEPT", "AS"]
+            .iter()
+            .any(|last| word.eq_ignore_ascii_case(last))
 }
 
 /// Whether what follows a starting word looks like SQL and not like a sentence ("with the tables …", "update: …").
@@ -377,6 +404,14 @@ mod tests {
             ("```sql\nSELECT 1\n```\n```json\n{\"a\": 1}\n```", "SELECT 1"),
             ("```sql\nSELECT 1", "SELECT 1"),
             ("Here is the query: SELECT a FROM t;", "SELECT a FROM t"),
+            (
+                "It is: SELECT a FROM t WHERE b IN (\nSELECT b FROM u)",
+                "SELECT a FROM t WHERE b IN (\nSELECT b FROM u)",
+            ),
+            (
+                "It is: SELECT a FROM t UNION\nSELECT b FROM u",
+                "SELECT a FROM t UNION\nSELECT b FROM u",
+            ),
             (
                 "You can select the rows with this query:\nSELECT a FROM t\n\nIt returns a.",
                 "SELECT a FROM t",
