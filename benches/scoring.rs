@@ -74,7 +74,7 @@ impl Task {
                 let record: Json = serde_json::from_str(line)?;
                 let found = record["dataset"].as_str().and_then(|dataset| gold.get(dataset));
                 let (Some(gold), Some(id), Some(sql)) =
-                    (found, record["question_id"].as_i64(), &record["predicted_sql"].as_str())
+                    (found, record["question_id"].as_i64(), record["predicted_sql"].as_str())
                 else {
                     continue;
                 };

@@ -166,7 +166,7 @@ fn a_killed_run_leaves_no_server_behind() {
         .spawn()
         .unwrap();
     let mut family: Vec<u32> = Vec::new();
-    let found = wait_until(Duration::from_secs(120), || {
+    let found = wait_until(Duration::from_mins(2), || {
         // dinsql, its guard, and the guard's server.
         family = children(run.id());
         let servers: Vec<u32> = family.iter().flat_map(|&guard| children(guard)).collect();

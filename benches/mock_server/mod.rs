@@ -30,6 +30,7 @@ pub type Answer = fn(&[u8]) -> String;
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Traffic {
     pub requests: usize,
+    /// Of requests that were whole; without latency each is answered before the next is read.
     pub max_in_flight: usize,
     /// From the first request to the last answer.
     pub seconds: f64,
@@ -112,7 +113,7 @@ struct Counts {
     in_flight: usize,
     max_in_flight: usize,
     first: Option<(Instant, Option<f64>)>,
-    last: Option<(Instant, Option<f64>)>,
+    last: Option<Instant>,
 }
 
 impl Counts {
@@ -125,16 +126,15 @@ impl Counts {
 
     fn answered(&mut self) {
         self.in_flight -= 1;
-        // Reading the processor time costs a system call: the moment alone is kept while others wait for answers.
-        let busy = if self.in_flight == 0 { busy_seconds() } else { None };
-        self.last = Some((Instant::now(), busy));
+        self.last = Some(Instant::now());
     }
 
+    /// Called on the main thread, once nothing comes in any more: waiting costs no processor time.
     fn traffic(&self) -> Traffic {
         let (seconds, busy_seconds) = match (self.first, self.last) {
-            (Some((first, busy_before)), Some((last, busy_after))) => (
+            (Some((first, busy_before)), Some(last)) => (
                 (last - first).as_secs_f64(),
-                busy_before.zip(busy_after).map(|(before, after)| after - before),
+                busy_before.zip(busy_seconds()).map(|(before, after)| after - before),
             ),
             _ => (0.0, None),
         };

@@ -73,6 +73,12 @@ impl Providers {
                         name: Some(choice.name()),
                         ..ModelSpec::default()
                     };
+                    if is_default && arguments.provider.is_none() && arguments.model_file.is_none() {
+                        eprintln!(
+                            "no API key: using the embedded model {} (others: --base-url, dinsql.yaml, or {KEY_VARIABLE})",
+                            choice.name()
+                        );
+                    }
                     let identity = choice.identity();
                     let lazy = Arc::new(LazyServer::new(
                         choice,

@@ -58,7 +58,7 @@ pub async fn run(arguments: RunArguments, settings: Settings) -> Result<Exit, Fa
     check_templates(&plan, &prompts)?;
     check_databases(&plan)?;
     let providers = Providers::set_up(&arguments.model, &settings, &pipelines)?;
-    announce(&providers, &pipelines)?;
+    check_models(&providers, &pipelines)?;
     let stop = StopSignal::default();
     watch_signals(stop.clone());
     let outcome = run_all(
@@ -230,24 +230,15 @@ fn check_databases(plan: &[Planned]) -> Result<(), Failure> {
         .hint("`dinsql dataset check DATA` looks at all of a dataset"))
 }
 
-/// One line on who answers, where nobody asked for it.
-fn announce(providers: &Providers, pipelines: &[Pipeline]) -> Result<(), Failure> {
-    let mut models = BTreeSet::new();
+/// Finds a stage without a model, or with an unknown provider, before the first call.
+fn check_models(providers: &Providers, pipelines: &[Pipeline]) -> Result<(), Failure> {
     for pipeline in pipelines {
         for stage in &pipeline.stages {
-            let route = providers
+            providers
                 .router
                 .route(&stage.model.over(&pipeline.model))
                 .map_err(Failure::usage)?;
-            models.insert(route.model_name);
         }
-    }
-    if providers.embedded && providers.router.overrides.provider.is_none() {
-        let names: Vec<&str> = models.iter().map(String::as_str).collect();
-        eprintln!(
-            "no API key: using the embedded model {} (others: --base-url, dinsql.yaml, or OPENAI_API_KEY)",
-            names.join(", ")
-        );
     }
     Ok(())
 }

@@ -160,7 +160,10 @@ pub fn outcome_lines(results: &[RunResult]) -> Vec<String> {
                 .outcomes
                 .iter()
                 .filter(|(outcome, _)| **outcome != Outcome::Answered)
-                .map(|(outcome, count)| format!("{count} {}", outcome.name()))
+                .map(|(outcome, count)| match outcome {
+                    Outcome::Budget => format!("{count} not reached"),
+                    other => format!("{count} {}", other.name()),
+                })
                 .collect();
             let defaults = result.summary.usage.defaults_used;
             let mut parts = others;
