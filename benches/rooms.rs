@@ -167,7 +167,7 @@ fn cache(criterion: &mut Criterion) {
             |key| {
                 runtime
                     .block_on(cache.put(key, &completion))
-                    .expect("the cache can be written")
+                    .expect("the cache can be written");
             },
             BatchSize::SmallInput,
         );

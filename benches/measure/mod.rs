@@ -127,7 +127,7 @@ fn peak_memory(status: &Path) -> Option<u64> {
 /// One line of a table: what was measured, the figure, what is wanted of it (empty where nothing is).
 pub struct Figure {
     pub what: String,
-    pub figure: String,
+    pub value: String,
     pub wanted: &'static str,
 }
 
@@ -135,7 +135,7 @@ impl Figure {
     pub fn new(what: impl Into<String>, figure: impl Into<String>, wanted: &'static str) -> Self {
         Figure {
             what: what.into(),
-            figure: figure.into(),
+            value: figure.into(),
             wanted,
         }
     }
@@ -150,9 +150,14 @@ pub fn print_table(title: &str, figures: &[Figure]) {
             .max()
             .unwrap_or_default()
     };
-    let (what_width, figure_width) = (width(|figure| &figure.what), width(|figure| &figure.figure));
+    let (what_width, figure_width) = (width(|figure| &figure.what), width(|figure| &figure.value));
     println!("\n{title}");
-    for Figure { what, figure, wanted } in figures {
+    for Figure {
+        what,
+        value: figure,
+        wanted,
+    } in figures
+    {
         let line = format!("  {what:<what_width$}  {figure:>figure_width$}  {wanted}");
         println!("{}", line.trim_end());
     }

@@ -5,7 +5,7 @@
 //! ([`MockServer::start`]), and the copy calls [`serve`], says its port on standard output, ends when its standard input
 //! closes (so it never outlives the benchmark), and says last what traffic it saw.
 
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdout, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -103,7 +103,8 @@ pub fn serve(latency: Duration, answer: Answer) -> io::Result<()> {
         }
     })?;
     let traffic = counts.lock().unwrap_or_else(PoisonError::into_inner).traffic();
-    println!("{}", serde_json::to_string(&traffic)?);
+    // A benchmark that failed no longer listens.
+    let _ = writeln!(io::stdout(), "{}", serde_json::to_string(&traffic)?);
     Ok(())
 }
 
