@@ -381,6 +381,10 @@ async fn run_all(
 /// What happened, for one line: speed and re-use where the model is local.
 fn one_line(summary: &Summary, seconds: f64) -> String {
     use std::fmt::Write;
+    if summary.status != RunStatus::Complete {
+        let left = summary.outcomes.get(&Outcome::Budget).copied().unwrap_or(0);
+        return format!("stopped after {} of {} examples", summary.n - left, summary.n);
+    }
     let ex = &summary.metrics["ex"];
     let mut text = format!("EX {:.1} % of {}", ex.value * 100.0, summary.n);
     let calls = summary.usage.calls.saturating_sub(summary.effort.cache_hits);

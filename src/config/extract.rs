@@ -89,13 +89,17 @@ fn read_output(checker: &mut Checker, name: &str, name_place: &Place, node: &Nod
             read_default(checker, kind.as_ref().map(|(kind, _)| kind), entry).map(Some)
         }
     };
+    let optional = node
+        .get("optional")
+        .map_or(Some(false), |entry| checker.boolean(&entry.value, "`optional`"));
     draft.kind = kind.as_ref().map(|(kind, _)| kind.clone());
-    if let (Some((kind, after)), Some(take), Some(default)) = (kind, take, default) {
+    if let (Some((kind, after)), Some(take), Some(default), Some(optional)) = (kind, take, default, optional) {
         draft.extractor = Some(Extractor {
             kind,
             after,
             take,
             default,
+            optional,
         });
     }
     draft

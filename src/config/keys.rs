@@ -32,6 +32,7 @@ pub const EXTRACTOR: &[&str] = &[
     "pointer",
     "take",
     "default",
+    "optional",
 ];
 /// Those of [`EXTRACTOR`] of which an extractor has exactly one.
 pub const EXTRACTOR_KINDS: &[&str] = EXTRACTOR.split_at(11).0;

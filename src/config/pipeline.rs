@@ -184,6 +184,9 @@ pub struct Extractor {
     /// Strings may hold `{{ stage.output }}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default: Option<DefaultValue>,
+    /// Whether an answer without it is as good as any: then the default's use is not flagged.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub optional: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

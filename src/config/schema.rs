@@ -201,6 +201,9 @@ struct ExtractorSection {
     /// The value where nothing is found; texts may hold `{{ stage.output }}` of earlier stages.
     #[schemars(with = "DefaultSection")]
     default: Option<DefaultSection>,
+    /// Whether an answer without it is as good as any: then the default's use is not flagged. Default: false.
+    #[schemars(with = "bool")]
+    optional: Option<bool>,
 }
 
 /// Reads the whole answer.

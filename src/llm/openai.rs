@@ -280,6 +280,8 @@ impl OpenAiModel {
 
     fn refused(&self, refusal: &Refusal, request: Option<&Request>) -> CallError {
         let (class, words) = classify(refusal.status, &refusal.body);
+        // The sentence goes on.
+        let words = words.trim_end_matches('.');
         let model = request.map_or_else(String::new, |request| format!("model `{}` ", request.model));
         let status = refusal.status;
         let hint = match class {

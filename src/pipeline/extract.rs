@@ -305,6 +305,7 @@ mod tests {
             after: Some("Revised_SQL:".into()),
             take: Take::Last,
             default: Some(DefaultValue::Text("{{ generation.sql }}".into())),
+            optional: false,
         };
         let fill = |text: &str| text.replace("{{ generation.sql }}", "SELECT 7");
         let extracted = extract(&extractor, "I see no fault.", &fill);
@@ -334,6 +335,7 @@ mod tests {
             after: None,
             take: Take::Last,
             default: None,
+            optional: false,
         };
         let extracted = extract(&extractor, "answer is a, no: answer is b", &|text| text.to_owned());
         assert_eq!(extracted.value, Some(OutputValue::Text("b".into())));

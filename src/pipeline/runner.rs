@@ -229,7 +229,7 @@ impl ExampleRun {
             trace
                 .warnings
                 .extend(extracted.notes.into_iter().map(|note| format!("{name}: {note}")));
-            if extracted.used_default {
+            if extracted.used_default && !extractor.optional {
                 trace.defaulted.push(name.clone());
             }
             match extracted.value {
