@@ -273,7 +273,7 @@ fn the_run_folder_holds_all_that_happened() {
     }
     assert_eq!(summary["by_database"]["valley"]["n"], 3);
     assert_eq!(summary["stages"]["classification"]["calls"], 6);
-    assert_eq!(summary["stages"]["classification"]["defaults_used"], 4);
+    assert_eq!(summary["stages"]["classification"]["defaults_used"], 0);
     let stage_tokens: u64 = summary["stages"]
         .as_object()
         .expect("stages")
@@ -793,4 +793,25 @@ fn the_api_key_is_sent_and_never_shown() {
         trace["error"].as_str().unwrap_or_default().contains("[key]"),
         "{trace:#}"
     );
+}
+
+#[test]
+fn a_missing_marker_is_never_taken_silently() {
+    let workspace = Workspace::new();
+    let server = Server::start(|_, _| Reply::text("I would rather talk about the weather."));
+    let ran = workspace
+        .run(&server, &["din-sql", "--data", "tiny", "--lang", "en", "--ids", "c1"])
+        .expect(0);
+    assert!(
+        ran.out.contains("1 no_sql, 2 outputs took their default"),
+        "{}",
+        ran.out
+    );
+    let trace = &read_lines(&workspace.run_folder("din-sql").join("traces.jsonl"))[0];
+    assert_eq!(trace["outcome"], "no_sql");
+    assert_eq!(trace["prediction"], Json::Null);
+    assert_eq!(trace["error"], "stage `generation`: nothing after `SQL:` in the answer");
+    assert_eq!(trace["stages"][0]["defaulted"], json!(["links"]));
+    assert_eq!(trace["stages"][1]["defaulted"], json!(["label"]));
+    assert_eq!(server.count(), 3, "self-correction has nothing to correct");
 }
