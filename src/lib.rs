@@ -15,6 +15,7 @@
 //! - [`pipeline`]: stages, how they hand over, extractors
 //! - [`sql`]: SQL as text: finding it in answers, where it ends, quoting
 //! - [`engine`]: the shared executor: read-only, bounded, typed
+//! - [`outcome`]: how an example ended
 //! - [`metric`]: verdicts; [`stats`]: intervals and tests
 //! - [`run`]: run folders, the scheduler, resume, summaries
 //! - [`report`]: tables for terminals
@@ -38,6 +39,7 @@ pub mod engine;
 pub mod language;
 pub mod llm;
 pub mod metric;
+pub mod outcome;
 pub mod pipeline;
 pub mod prompt;
 pub mod report;

@@ -15,7 +15,7 @@ pub use router::{Provider, Route, RouteError, Router};
 pub use runner::{ExampleRun, Resources, StageError};
 
 use crate::llm::Completion;
-use crate::metric::Outcome;
+use crate::outcome::Outcome;
 use crate::prompt::Message;
 
 /// All that happened to one example in a run.

@@ -13,7 +13,7 @@ use crate::config::pipeline::{ExtractKind, ModelSpec, OutputRef, Pipeline, Stage
 use crate::dataset::{DatabaseRef, Dialect, Example};
 use crate::engine::QueryError;
 use crate::llm::{Action, CallError};
-use crate::metric::Outcome;
+use crate::outcome::Outcome;
 use crate::prompt::{Message, PromptError, Prompts};
 use crate::schema::SchemaCache;
 

@@ -14,7 +14,7 @@ use regex::Regex;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
-pub use server::{Received, Reply, Server, last_user_message};
+pub use server::{Reply, Server, last_user_message};
 
 /// Long enough for a machine that is busy with other things; nothing that works comes near it.
 pub const PATIENCE: Duration = Duration::from_secs(120);
