@@ -371,7 +371,7 @@ fn a_template_that_fails_at_one_example() {
         done.len()
     );
     assert_eq!(done.len(), server.count(), "what was paid for is in the folder");
-    // ... and once the template is mended, its answers are not asked for again where the prompt is the same.
+    // ... and once the template is mended, the same command ends well.
     let mended = workspace
         .read("prompts/en/zero-shot/generation.jinja")
         .replace(" - 25)", " - 250)");

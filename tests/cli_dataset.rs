@@ -61,7 +61,11 @@ fn the_shipped_data_passes_the_check() {
         .call(&["dataset", "check", "sample", "--json"])
         .expect(0)
         .json();
-    assert_eq!((&json["errors"], &json["warnings"]), (&json!(0), &json!(0)), "{json:#}");
+    assert_eq!(json["errors"], 0, "{json:#}");
+    // Link tables whose columns speak for themselves are not described.
+    for problem in json["problems"].as_array().expect("problems") {
+        assert_eq!(problem["code"], "undescribed_tables", "{problem:#}");
+    }
     let sizes: Vec<&Json> = json["languages"]
         .as_array()
         .expect("languages")
@@ -78,7 +82,7 @@ fn everything_wrong_is_found_at_once() {
     std::fs::remove_file(workspace.path("datasets/tiny/databases/valley/valley.sqlite")).expect("a file");
     workspace.database(
         "datasets/tiny/databases/bare/bare.sqlite",
-        "CREATE TABLE nothing (id INTEGER);",
+        "CREATE TABLE shelf (id INTEGER);",
     );
     workspace.write(
         "datasets/tiny/databases/none/none.sqlite",
@@ -97,7 +101,7 @@ fn everything_wrong_is_found_at_once() {
         record("c", "cafe", "Which table?", "SELECT name FROM nowhere"),
         record("d", "cafe", "Which gold?", ""),
         record("e", "valley", "Which river?", "SELECT name FROM river"),
-        record("f", "bare", "Which nothing?", "SELECT id FROM nothing"),
+        record("f", "bare", "Which shelf?", "SELECT id FROM shelf"),
         record("g", "none", "Which text?", "SELECT 1"),
         "{\"id\": \"h\", \"db\": \"cafe\"}\n".to_owned(),
         "{\"id\": \"i\", \n".to_owned(),
@@ -194,14 +198,21 @@ fn score_prints_one_object_and_writes_a_verdict_an_example() {
             "{file}: {json:#}"
         );
         assert!(ex["low"].as_f64() < ex["value"].as_f64() && ex["value"].as_f64() < ex["high"].as_f64());
-        assert_eq!(
-            json["outcomes"],
-            json!({ "answered": 3, "no_sql": 1, "sql_error": 1, "not_read_only": 1 }),
-            "{file}"
-        );
+        // A blank line is a text that gives no rows, as it is to BIRD's script; elsewhere the prediction is absent.
+        let outcomes = if file == "plain.sql" {
+            json!({ "answered": 4, "sql_error": 1, "not_read_only": 1 })
+        } else {
+            json!({ "answered": 3, "no_sql": 1, "sql_error": 1, "not_read_only": 1 })
+        };
+        assert_eq!(json["outcomes"], outcomes, "{file}");
         for (verdict, (id, _, outcome, value)) in
             read_lines(&workspace.path("verdicts.jsonl")).iter().zip(predictions())
         {
+            let outcome = if file == "plain.sql" && outcome == "no_sql" {
+                "answered"
+            } else {
+                outcome
+            };
             assert_eq!(
                 (&verdict["id"], &verdict["outcome"]),
                 (&json!(id), &json!(outcome)),

@@ -249,7 +249,7 @@ fn retry_after_is_read_and_capped() {
         });
         let started = Instant::now();
         comes_out_right(&server, &[], 2);
-        assert!(started.elapsed() < Duration::from_secs(60), "Retry-After: {value}");
+        assert!(started.elapsed() < Duration::from_mins(1), "Retry-After: {value}");
     }
 }
 
@@ -384,7 +384,7 @@ fn a_server_that_is_not_there_ends_the_run() {
         "--model",
         "tester",
     ]);
-    assert!(started.elapsed() < Duration::from_secs(60));
+    assert!(started.elapsed() < Duration::from_mins(1));
     assert!(ran.err.contains(&format!("no answer from {url}")), "{}", ran.err);
     insta::assert_snapshot!("server_not_there", workspace.complaint(&ran));
 }
@@ -396,7 +396,7 @@ fn a_server_that_says_nothing_is_not_waited_for() {
     let started = Instant::now();
     let arguments = [&ZERO_SHOT[..], &["--set", "model.timeout=0.3"]].concat();
     let ran = workspace.run(&server, &arguments).expect(3);
-    assert!(started.elapsed() < Duration::from_secs(60));
+    assert!(started.elapsed() < Duration::from_mins(1));
     assert_eq!(odd_requests(&server), ATTEMPTS);
     let run = &ran.json()["runs"][0];
     assert_eq!(run["outcomes"]["model_error"], 1, "{run:#}");

@@ -1,19 +1,14 @@
-//! `dinsql run` end to end, against a server that knows the answers: scores, the run folder, the cache, and every way in
-//! which a run can be interrupted and go on.
+//! `dinsql run` end to end, against a server that knows the answers: scores, the run folder, the cache, what is sent.
 
 mod support;
 
 use std::collections::BTreeSet;
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
 use support::{
     Known, Reply, Server, Workspace, at, both, column, files, last_user_message, oracle, read, read_json, read_lines,
-    run_folder, tiny, wait_until,
+    run_folder, tiny,
 };
 
 /// The keys that scripts rely on, and what kind of value each has.
@@ -33,36 +28,6 @@ fn check_stable_shape(run: &Json) {
     );
     assert!(0.0 <= low && low <= value && value <= high && high <= 1.0, "{metric}");
     assert_eq!(metric["n"], run["n"]);
-}
-
-fn count_lines(path: &Path) -> usize {
-    std::fs::read(path).map_or(0, |bytes| bytes.iter().filter(|&&byte| byte == b'\n').count())
-}
-
-/// What must not depend on how often a run was interrupted.
-fn result_of(folder: &Path) -> (Json, String, String, String, BTreeSet<String>) {
-    let mut summary = read_json(&folder.join("summary.json"));
-    summary.as_object_mut().expect("an object").remove("effort");
-    (
-        summary,
-        read(&folder.join("predictions.json")),
-        read(&folder.join("predictions.sql")),
-        read(&folder.join("verdicts.jsonl")),
-        column(&folder.join("traces.jsonl"), "id").into_iter().collect(),
-    )
-}
-
-/// Answers right, and takes its time while the switch is on.
-fn slow_oracle(known: &[Known], slow: &Arc<AtomicBool>, latency: Duration) -> Server {
-    let (answer, slow) = (oracle(known), Arc::clone(slow));
-    Server::start(move |body, number| {
-        let reply = answer(body, number);
-        if slow.load(Ordering::SeqCst) {
-            Reply::Slow(latency, Box::new(reply))
-        } else {
-            reply
-        }
-    })
 }
 
 #[test]
@@ -176,11 +141,6 @@ fn the_run_folder_holds_all_that_happened() {
             "din-sql/schema-linking",
             "din-sql/self-correction"
         ]
-        .map(|name| if templates[0].ends_with(".jinja") {
-            format!("{name}.jinja")
-        } else {
-            name.to_owned()
-        })
     );
 
     let ids: Vec<&str> = known.iter().map(|example| example.id.as_str()).collect();
@@ -313,7 +273,7 @@ fn wrong_answers_count_and_are_told_apart() {
         let question = last_user_message(body);
         let wrong = [
             ("drinks are on the menu", "SELECT 17"),
-            ("sold on 2024-05-01", "SELECT nothing FROM nowhere"),
+            ("sold on 2024-05-01", "SELECT name FROM nowhere"),
             ("average drink", "I am sorry, but I cannot help with that."),
             ("longest river", "DELETE FROM river"),
         ];
@@ -350,18 +310,11 @@ fn wrong_answers_count_and_are_told_apart() {
         ("answered", 1.0),
     ];
     assert_eq!(outcomes, expected.map(|(outcome, value)| (outcome.to_owned(), value)));
-    // Nothing was deleted.
-    workspace
-        .run(
-            &Server::start(oracle(&known)),
-            &["zero-shot", "--data", "tiny", "--lang", "en", "--ids", "v1"],
-        )
-        .expect(0);
-    assert_eq!(
-        column(&folder.join("traces.jsonl"), "id").len(),
-        6,
-        "the other run has a folder of its own"
-    );
+    let database = workspace.path("datasets/tiny/databases/valley/valley.sqlite");
+    let rivers: i64 = rusqlite::Connection::open(database)
+        .and_then(|connection| connection.query_row("SELECT COUNT(*) FROM river", [], |row| row.get(0)))
+        .expect("a count");
+    assert_eq!(rivers, 3, "nothing was deleted");
 }
 
 #[test]
@@ -371,10 +324,19 @@ fn the_comparison_shows_both_pipelines_in_both_languages() {
     let answer = oracle(&known);
     let server = Server::start(move |body, number| {
         let zero_shot = body["messages"].as_array().is_some_and(|messages| messages.len() == 2);
-        if zero_shot && last_user_message(body).contains("longest river") {
-            Reply::text("SELECT name FROM town")
-        } else {
-            answer(body, number)
+        let text = match answer(body, number) {
+            Reply::Text(_) if zero_shot && last_user_message(body).contains("longest river") => {
+                "SELECT name FROM town".to_owned()
+            }
+            Reply::Text(text) => text,
+            other => return other,
+        };
+        // The same count for each call: the table must not change with each word of a prompt.
+        Reply::Completion {
+            text: Some(text),
+            finish_reason: Some("stop".into()),
+            usage: Some(json!({ "prompt_tokens": 100, "completion_tokens": 10 })),
+            model: Some("tester".into()),
         }
     });
     let arguments = ["zero-shot", "din-sql", "--data", "tiny", "--lang", "en,tr"];
@@ -506,7 +468,7 @@ fn what_was_asked_once_comes_from_the_cache() {
     );
     assert_eq!(second["metrics"], first["metrics"]);
     let traces = read_lines(&run_folder(&workspace.path("second"), "din-sql").join("traces.jsonl"));
-    for stage in traces.iter().flat_map(|trace| trace["stages"].as_array()).flatten() {
+    for stage in traces.iter().filter_map(|trace| trace["stages"].as_array()).flatten() {
         assert_eq!(
             (&stage["completion"]["cached"], &stage["completion"]["attempts"]),
             (&json!(true), &json!(0))
@@ -530,145 +492,6 @@ fn what_was_asked_once_comes_from_the_cache() {
     ]);
     ran.expect(0);
     assert_eq!(server.count(), 54);
-}
-
-#[test]
-fn a_run_that_was_killed_goes_on_to_the_same_result() {
-    let workspace = Workspace::new();
-    let known = workspace.many(40);
-    let slow = Arc::new(AtomicBool::new(true));
-    let server = slow_oracle(&known, &slow, Duration::from_millis(40));
-    let arguments = ["din-sql", "--data", "many", "--concurrency", "4"];
-    let killed = workspace.start(&server, &arguments);
-    wait_until("a few examples are done", || {
-        std::fs::read_dir(workspace.path("runs"))
-            .into_iter()
-            .flatten()
-            .flatten()
-            .any(|entry| count_lines(&entry.path().join("traces.jsonl")) >= 5)
-    });
-    killed.kill();
-    let folder = workspace.run_folder("din-sql.many.en.");
-    let before = read_lines(&folder.join("traces.jsonl")).len();
-    assert!((5..40).contains(&before), "{before} examples were done");
-    assert_eq!(read_json(&folder.join("run.json"))["status"], "running");
-    assert!(!folder.join("summary.json").exists());
-    let asked_before = server.count();
-
-    // The kill may also have left half a line.
-    let traces = folder.join("traces.jsonl");
-    let mut torn = std::fs::read(&traces).expect("traces");
-    torn.extend_from_slice(b"{\"id\":\"q0");
-    std::fs::write(&traces, torn).expect("traces");
-
-    slow.store(false, Ordering::SeqCst);
-    let ran = workspace.run(&server, &arguments).expect(0);
-    assert!(
-        ran.err.contains(&format!("going on after {before} of 40 examples")),
-        "{}",
-        ran.err
-    );
-    // What was answered was stored before it was used, so only calls in flight are asked again.
-    let asked_again = server.count() - 160;
-    assert!(
-        asked_again <= 8 && server.count() >= asked_before,
-        "{asked_again} calls were paid for twice"
-    );
-
-    let mut uninterrupted = arguments.to_vec();
-    uninterrupted.extend(["--runs-dir", "uninterrupted", "--cache", "other-cache"]);
-    workspace.run(&server, &uninterrupted).expect(0);
-    let whole = run_folder(&workspace.path("uninterrupted"), "din-sql.many.en.");
-    assert_eq!(result_of(&folder), result_of(&whole));
-    assert_eq!(read_lines(&traces).len(), 40, "no example is done twice");
-    assert_eq!(
-        read(&folder.join("examples.jsonl")),
-        read(&whole.join("examples.jsonl"))
-    );
-    assert_eq!(read_json(&folder.join("run.json"))["status"], "complete");
-}
-
-#[test]
-fn a_damaged_line_in_the_middle_is_named_not_skipped() {
-    let workspace = Workspace::new();
-    let server = Server::start(oracle(&both()));
-    let arguments = ["zero-shot", "--data", "tiny", "--lang", "en"];
-    workspace.run(&server, &arguments).expect(0);
-    let traces = workspace.run_folder("zero-shot.tiny.en.").join("traces.jsonl");
-    let text = read(&traces);
-    let mut lines: Vec<&str> = text.lines().collect();
-    lines[2] = "{\"id\": ";
-    std::fs::write(&traces, lines.join("\n") + "\n").expect("traces");
-    let ran = workspace.run(&server, &arguments);
-    insta::assert_snapshot!("damaged_trace_in_the_middle", workspace.complaint(&ran));
-}
-
-#[test]
-fn an_interrupted_run_ends_cleanly_and_goes_on() {
-    let workspace = Workspace::new();
-    let known = workspace.many(40);
-    let slow = Arc::new(AtomicBool::new(true));
-    let server = slow_oracle(&known, &slow, Duration::from_millis(60));
-    let arguments = ["zero-shot", "--data", "many", "--concurrency", "2", "--json"];
-    let running = workspace.start(&server, &arguments);
-    wait_until("a few examples are done", || {
-        std::fs::read_dir(workspace.path("runs"))
-            .into_iter()
-            .flatten()
-            .flatten()
-            .any(|entry| count_lines(&entry.path().join("traces.jsonl")) >= 4)
-    });
-    let id = rustix::process::Pid::from_raw(i32::try_from(running.id()).expect("a process id")).expect("a process id");
-    rustix::process::kill_process(id, rustix::process::Signal::INT).expect("a signal");
-    let ran = running.end().expect(130);
-    let run = ran.json()["runs"][0].clone();
-    check_stable_shape(&run);
-    assert_eq!(run["status"], "partial");
-    assert_eq!(run["n"], 40, "the examples that are missing count");
-    assert!(run["metrics"]["ex"]["value"].as_f64().unwrap_or(1.0) < 1.0);
-    let folder = workspace.run_folder("zero-shot.many.en.");
-    let done = read_lines(&folder.join("traces.jsonl")).len();
-    assert_eq!(run["outcomes"], json!({ "answered": done, "budget": 40 - done }));
-    assert_eq!(read_json(&folder.join("run.json"))["status"], "partial");
-    assert_eq!(
-        server.count(),
-        done,
-        "calls in flight end, and what they brought is kept"
-    );
-
-    // By --resume this time, which takes the command from the folder.
-    slow.store(false, Ordering::SeqCst);
-    let resumed = workspace.call(&["run", "--resume", folder.to_str().expect("a path"), "--json"]);
-    let run = resumed.expect(0).json()["runs"][0].clone();
-    assert_eq!(run["status"], "complete");
-    assert_eq!(run["metrics"]["ex"]["value"], 1.0);
-    assert_eq!(server.count(), 40);
-
-    let mut uninterrupted = arguments.to_vec();
-    uninterrupted.extend(["--runs-dir", "uninterrupted"]);
-    workspace.run(&server, &uninterrupted).expect(0);
-    let whole = run_folder(&workspace.path("uninterrupted"), "zero-shot.many.en.");
-    assert_eq!(result_of(&folder), result_of(&whole));
-}
-
-#[test]
-fn a_second_process_in_the_same_folder_is_refused() {
-    let workspace = Workspace::new();
-    let server = Server::start(|_, _| Reply::Hang);
-    let arguments = ["zero-shot", "--data", "tiny", "--lang", "en"];
-    let mut first = workspace.start(&server, &arguments);
-    wait_until("the first process asks", || server.count() > 0);
-    let second = workspace.run(&server, &arguments);
-    assert!(first.is_running());
-    insta::assert_snapshot!("folder_in_use", workspace.complaint(&second));
-    first.kill();
-    // The lock ends with its process.
-    let folder = workspace.run_folder("zero-shot.tiny.en.");
-    assert!(folder.join("lock").is_file());
-    let healthy = Server::start(oracle(&both()));
-    drop(server);
-    let third = workspace.run(&healthy, &arguments).expect(0);
-    assert!(!third.err.contains("in use"), "{}", third.err);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use super::providers::Providers;
 use super::settings::{Settings, executor};
 use crate::dataset::{DatabaseRef, Dialect, Example};
 use crate::engine::{Value, open_trusted};
-use crate::pipeline::{ExampleRun, Resources, Trace};
+use crate::pipeline::{ExampleRun, Resources, StageError, Trace};
 use crate::schema::SchemaCache;
 
 /// Asks, runs the answer, prints both.
@@ -54,7 +54,12 @@ pub async fn ask(arguments: AskArguments, settings: &Settings) -> Result<Exit, F
     drop(resources);
     providers.shut_down().await;
     if let Some(error) = failure {
-        return Err(Failure::new(Exit::Stopped, error));
+        let exit = if matches!(error, StageError::Call { .. }) {
+            Exit::Stopped
+        } else {
+            Exit::Usage
+        };
+        return Err(Failure::new(exit, error));
     }
     show(&arguments, &trace, path).await
 }

@@ -73,6 +73,12 @@ pub async fn run(arguments: RunArguments, settings: Settings) -> Result<Exit, Fa
     .await;
     providers.shut_down().await;
     let (results, failure) = outcome?;
+    if only.is_some() && results.is_empty() {
+        let message =
+            "the run's pipeline, templates, data, selection or model are not what they were when it was started";
+        return Err(Failure::message(Exit::Usage, format!("cannot resume: {message}"))
+            .hint("run.json in the folder tells what they were; `dinsql run` makes a new run of what they are now"));
+    }
     if arguments.json {
         let runs: Vec<Json> = results.iter().map(run_json).collect();
         say!("{}", json!({ "runs": runs }));
@@ -357,6 +363,17 @@ async fn run_all(
         };
         let (summary, verdicts) = finish(&mut folder, &scorer).await?;
         eprintln!("{label}: {}", one_line(&summary, started.elapsed().as_secs_f64()));
+        let mut model_errors = verdicts.iter().filter(|verdict| verdict.outcome == Outcome::ModelError);
+        if let Some(first) = model_errors.next() {
+            let reason = first.reason.as_deref().unwrap_or_default();
+            let others = model_errors.count();
+            let more = if others > 0 {
+                format!(" (and {others} more)")
+            } else {
+                String::new()
+            };
+            eprintln!("{label}: model error at example `{}`, {reason}{more}", first.id);
+        }
         results.push(RunResult {
             folder: path,
             summary,

@@ -145,6 +145,11 @@ pub fn check(source: &Source, options: &LoadOptions, probe: &dyn DatabaseProbe) 
     }
 }
 
+/// `1 example`, `2 examples`
+fn count(examples: usize) -> String {
+    format!("{examples} example{}", if examples == 1 { "" } else { "s" })
+}
+
 struct Checker<'a> {
     probe: &'a dyn DatabaseProbe,
     problems: Vec<CheckProblem>,
@@ -369,7 +374,11 @@ impl Checker<'_> {
         } else {
             Err((
                 "missing_database",
-                format!("no such file; {examples} examples need database `{}`", database.id),
+                format!(
+                    "no such file; database `{}` is needed by {}",
+                    database.id,
+                    count(examples)
+                ),
             ))
         };
         let info = info
@@ -386,8 +395,9 @@ impl Checker<'_> {
                 self.error("no_tables", place, "the database has no tables");
             } else if empty.len() == info.tables.len() {
                 let message = format!(
-                    "all {} tables are empty; {examples} examples can't be told apart",
-                    empty.len()
+                    "no table of the database has rows ({} in all); {} can't be told apart",
+                    empty.len(),
+                    count(examples)
                 );
                 self.warning("empty_database", place, message);
             } else if !empty.is_empty() {

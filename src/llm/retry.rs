@@ -2,7 +2,7 @@
 //! with a limit on attempts in flight. A place in flight is never held while waiting.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -39,6 +39,8 @@ pub struct RetryingModel {
     policy: RetryPolicy,
     in_flight: Semaphore,
     answered: AtomicBool,
+    /// What ended the run: nothing is sent after it.
+    ended: OnceLock<CallError>,
     /// Between the starts of two attempts, and when the next may start.
     pace: Option<(Duration, Mutex<Instant>)>,
 }
@@ -50,6 +52,7 @@ impl RetryingModel {
             policy,
             in_flight: Semaphore::new(concurrency.max(1)),
             answered: AtomicBool::new(false),
+            ended: OnceLock::new(),
             pace: None,
         }
     }
@@ -82,6 +85,12 @@ impl RetryingModel {
             self.turn().await;
             let error = {
                 let _place = self.in_flight.acquire().await;
+                if let Some(error) = self.ended.get() {
+                    return Err(CallError {
+                        attempts: attempt - 1,
+                        ..error.clone()
+                    });
+                }
                 match self.inner.complete(request).await {
                     Ok(completion) => {
                         self.answered.store(true, Ordering::Relaxed);
@@ -126,12 +135,16 @@ impl RetryingModel {
         } else {
             error.message
         };
-        CallError {
+        let error = CallError {
             class,
             message,
             attempts,
             ..error
+        };
+        if class.action() == Action::FailRun {
+            let _ = self.ended.set(error.clone());
         }
+        error
     }
 
     /// What the server asked for, capped; else a random part of a doubling wait, so that many calls do not return at once.

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 pub use server::{Reply, Server, last_user_message};
 
 /// Long enough for a machine that is busy with other things; nothing that works comes near it.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_mins(2);
 
 /// An example whose right answer the oracle knows.
 #[derive(Debug, Clone)]
@@ -140,8 +140,8 @@ impl Workspace {
         };
         workspace.database("datasets/tiny/databases/cafe/cafe.sqlite", CAFE);
         workspace.database("datasets/tiny/databases/valley/valley.sqlite", VALLEY);
-        workspace.write("datasets/tiny/en.jsonl", &questions_file(&tiny("en")));
-        workspace.write("datasets/tiny/tr.jsonl", &questions_file(&tiny("tr")));
+        workspace.write("datasets/tiny/en.jsonl", questions_file(&tiny("en")));
+        workspace.write("datasets/tiny/tr.jsonl", questions_file(&tiny("tr")));
         workspace.write(
             "datasets/tiny.yaml",
             "name: tiny\n\
@@ -177,10 +177,10 @@ impl Workspace {
 
     /// Adds an English dataset of these examples; its databases lie in `datasets/NAME/databases`.
     pub fn dataset(&self, name: &str, known: &[Known]) {
-        self.write(&format!("datasets/{name}/questions.jsonl"), &questions_file(known));
+        self.write(&format!("datasets/{name}/questions.jsonl"), questions_file(known));
         self.write(
             &format!("datasets/{name}.yaml"),
-            &format!(
+            format!(
                 "name: {name}\nformat: jsonl\nlanguage: en\nquestions: {name}/questions.jsonl\ndatabases: {name}/databases\n\
                  fields: {{ id: id, question: question, gold: gold, database: db, difficulty: difficulty }}\n"
             ),
@@ -191,6 +191,7 @@ impl Workspace {
     pub fn database(&self, path: &str, sql: &str) {
         let path = self.path(path);
         std::fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
+        let _ = std::fs::remove_file(&path);
         let connection = rusqlite::Connection::open(&path).expect("a database");
         connection
             .execute_batch(&format!("BEGIN; {sql} COMMIT;"))
