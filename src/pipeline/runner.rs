@@ -16,6 +16,7 @@ use crate::llm::{Action, CallError};
 use crate::outcome::Outcome;
 use crate::prompt::{Message, PromptError, Prompts};
 use crate::schema::SchemaCache;
+use crate::sql::parse::parse;
 
 /// What stages draw on.
 pub struct Resources {
@@ -234,6 +235,13 @@ impl ExampleRun {
             }
             match extracted.value {
                 Some(value) => {
+                    if extractor.kind == ExtractKind::Sql
+                        && let Err(problem) = parse(&value.as_text())
+                    {
+                        trace
+                            .warnings
+                            .push(format!("{name}: not SQL that can be analysed: {problem}"));
+                    }
                     trace.outputs.insert(name.clone(), value);
                 }
                 None if self.ended.is_none() => {

@@ -3,4 +3,5 @@
 //! The engine's own `prepare` stays the judge of what is valid; nothing here rejects a query.
 
 pub mod extract;
+pub mod parse;
 pub mod text;
