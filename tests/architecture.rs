@@ -26,10 +26,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "run",
         &[
-            "config", "dataset", "llm", "metric", "outcome", "pipeline", "sql", "stats",
+            "config", "dataset", "engine", "llm", "metric", "outcome", "pipeline", "prompt", "sql", "stats",
         ],
     ),
-    ("report", &["metric", "outcome", "run", "stats"]),
+    ("report", &["llm", "metric", "outcome", "run", "stats"]),
 ];
 
 fn rust_files(path: &Path, found: &mut Vec<std::path::PathBuf>) {

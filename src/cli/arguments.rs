@@ -1,8 +1,9 @@
 //! What may be typed: clap types only.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::dataset::{Condition, Selection};
 
@@ -83,6 +84,18 @@ pub struct Global {
         help_heading = "Places"
     )]
     pub log: String,
+    /// Write what happens to this file too, a JSON object a line
+    #[arg(
+        long,
+        global = true,
+        env = "DINSQL_LOG_FILE",
+        value_name = "FILE",
+        help_heading = "Places"
+    )]
+    pub log_file: Option<PathBuf>,
+    /// Send traces to this OpenTelemetry collector (OTLP over HTTP; a build with the feature `otel`)
+    #[arg(long, global = true, value_name = "URL", help_heading = "Places")]
+    pub otlp_endpoint: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -107,6 +120,16 @@ pub enum Command {
     Model {
         #[command(subcommand)]
         command: ModelCommand,
+    },
+    /// Look after the completion cache
+    Cache {
+        #[command(subcommand)]
+        command: CacheCommand,
+    },
+    /// Look after run folders
+    Runs {
+        #[command(subcommand)]
+        command: RunsCommand,
     },
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
@@ -137,9 +160,87 @@ pub struct ModelArguments {
     /// Calls in flight at most
     #[arg(long, env = "DINSQL_CONCURRENCY", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub concurrency: Option<u32>,
-    /// Neither read nor write the completion cache
+    /// How the completion cache is used
+    #[arg(long, env = "DINSQL_CACHE_MODE", value_name = "MODE", value_enum, default_value_t = CacheChoice::On)]
+    pub cache_mode: CacheChoice,
+    /// Neither read nor write the completion cache; the same as --cache-mode off
     #[arg(long)]
     pub no_cache: bool,
+}
+
+impl ModelArguments {
+    pub fn cache_choice(&self) -> CacheChoice {
+        if self.no_cache { CacheChoice::Off } else { self.cache_mode }
+    }
+}
+
+/// Use of the completion cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum CacheChoice {
+    /// Use what is there, store what is new
+    #[default]
+    On,
+    /// Neither read nor write
+    Off,
+    /// Use what is there and ask nothing: a replay
+    ReadOnly,
+    /// Ask everything again, and store it in place of what is there
+    Refresh,
+}
+
+/// What a command may spend, its earlier interrupted parts included.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Budget")]
+pub struct BudgetArguments {
+    /// Stop before more than this is spent
+    #[arg(long, value_name = "USD")]
+    pub max_cost: Option<f64>,
+    /// Stop before more calls are made; answers from the cache do not count
+    #[arg(long, value_name = "N")]
+    pub max_calls: Option<u64>,
+    /// Stop before more tokens are used, of prompts and completions together
+    #[arg(long, value_name = "N")]
+    pub max_tokens: Option<u64>,
+    /// Stop after this time, as in `90s`, `30min`, `2h`; counted from the command's start
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub max_time: Option<Duration>,
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    let digits = text
+        .find(|letter: char| !(letter.is_ascii_digit() || letter == '.'))
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor = match unit.trim() {
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err("expected a time as in `90s`, `30min` or `2h`".into()),
+    };
+    let seconds: f64 = number
+        .parse()
+        .map_err(|_| "expected a time as in `90s`, `30min` or `2h`".to_owned())?;
+    Duration::try_from_secs_f64(seconds * factor).map_err(|error| error.to_string())
+}
+
+/// A part of the examples: `index` of `of`, from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shard {
+    pub index: u32,
+    pub of: u32,
+}
+
+fn shard(text: &str) -> Result<Shard, String> {
+    let parts = text.split_once('/').and_then(|(index, of)| {
+        Some(Shard {
+            index: index.parse().ok()?,
+            of: of.parse().ok()?,
+        })
+    });
+    parts
+        .filter(|shard| shard.index >= 1 && shard.index <= shard.of)
+        .ok_or_else(|| "expected a part and how many there are, as in `1/4`".into())
 }
 
 /// Which examples.
@@ -215,6 +316,23 @@ pub struct RunArguments {
     /// Go on with an interrupted run (the same command as before does so too)
     #[arg(long, value_name = "DIR", conflicts_with_all = ["pipelines", "data"])]
     pub resume: Option<PathBuf>,
+    /// Ask again about examples that ended with a model error
+    #[arg(long)]
+    pub retry_errors: bool,
+    /// So many independent runs, for the spread of a score
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub repeat: u32,
+    /// Only this part of the examples, as in `2/4`; `dinsql runs merge` puts the parts together
+    #[arg(long, value_name = "I/N", value_parser = shard)]
+    pub shard: Option<Shard>,
+    /// Print calls, tokens and cost that are to be expected, and ask nothing
+    #[arg(long)]
+    pub estimate: bool,
+    /// Start without asking, whatever the estimate says
+    #[arg(long, short)]
+    pub yes: bool,
+    #[command(flatten)]
+    pub budget: BudgetArguments,
     /// Run examples without gold SQL too; they count as `gold_error`
     #[arg(long)]
     pub allow_missing_gold: bool,
@@ -398,4 +516,86 @@ pub enum ModelCommand {
         /// Name, as `model list` shows it [default: the default model]
         name: Option<String>,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum CacheCommand {
+    /// What is in the cache, by provider and model
+    Stats {
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take completions out: those that fit every condition given
+    Prune {
+        /// Stored longer ago, as in `30d`, `12h`
+        #[arg(long, value_name = "AGE", value_parser = age)]
+        older_than: Option<Duration>,
+        /// Of this model
+        #[arg(long, value_name = "NAME")]
+        model: Option<String>,
+        /// Of this provider
+        #[arg(long, value_name = "NAME")]
+        provider: Option<String>,
+        /// All of them
+        #[arg(long, conflicts_with_all = ["older_than", "model", "provider"])]
+        all: bool,
+        /// Only say how many
+        #[arg(long)]
+        dry_run: bool,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write all completions to a file, a JSON object a line
+    Export {
+        /// The file; `-` is standard output
+        file: PathBuf,
+    },
+    /// Add the completions that `export` wrote; what is there already stays
+    Import {
+        /// The file; `-` is standard input
+        file: PathBuf,
+    },
+}
+
+fn age(text: &str) -> Result<Duration, String> {
+    match text.trim().strip_suffix('d') {
+        Some(days) => {
+            let days: f64 = days.trim().parse().map_err(|_| "expected an age as in `30d` or `12h`".to_owned())?;
+            Duration::try_from_secs_f64(days * 86_400.0).map_err(|error| error.to_string())
+        }
+        None => time(text).map_err(|_| "expected an age as in `30d` or `12h`".into()),
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum RunsCommand {
+    /// Make one run of the parts that `run --shard` made, on one machine or several
+    Merge {
+        /// The parts' run folders
+        #[arg(required = true, value_name = "DIR")]
+        parts: Vec<PathBuf>,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_parts() {
+        assert_eq!(time("90"), Ok(Duration::from_secs(90)));
+        assert_eq!(time("1.5 h"), Ok(Duration::from_mins(90)));
+        assert!(time("soon").is_err() && time("-1s").is_err() && time("").is_err());
+        assert_eq!(age("2d"), Ok(Duration::from_hours(48)));
+        assert!(age("d").is_err());
+        assert_eq!(shard("2/4"), Ok(Shard { index: 2, of: 4 }));
+        for wrong in ["0/4", "5/4", "1", "a/b", "1/0", ""] {
+            assert!(shard(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::arguments::AskArguments;
 use super::exit::{Exit, Failure};
 use super::output::{printable, printable_lines, table};
-use super::providers::Providers;
+use super::providers::{Control, Providers};
 use super::settings::{Settings, executor};
 use crate::dataset::{DatabaseRef, Dialect, Example};
 use crate::engine::{Value, open_trusted};
@@ -21,7 +21,7 @@ pub async fn ask(arguments: AskArguments, settings: &Settings) -> Result<Exit, F
     let database = find_database(&arguments, settings)?;
     open_trusted(&database.path).map_err(Failure::usage)?;
     let pipeline = settings.pipeline(&arguments.pipeline, &arguments.set)?;
-    let providers = Providers::set_up(&arguments.model, settings, std::slice::from_ref(&pipeline))?;
+    let providers = Providers::set_up(&arguments.model, settings, std::slice::from_ref(&pipeline), &Control::default())?;
     let example = Example {
         id: "question".into(),
         position: 0,
@@ -41,6 +41,8 @@ pub async fn ask(arguments: AskArguments, settings: &Settings) -> Result<Exit, F
         router: Arc::clone(&providers.router),
         dialect: Dialect::Sqlite,
         databases: BTreeMap::from([(database.id.clone(), database)]),
+        repeat: 0,
+        run: String::new(),
     };
     let mut run = ExampleRun::new(Arc::new(example));
     let mut failure = None;

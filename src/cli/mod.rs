@@ -10,15 +10,19 @@ macro_rules! say {
 
 mod arguments;
 mod ask;
+mod cache;
 mod dataset;
 mod embedded;
+mod estimate;
 mod exit;
 mod model;
 mod output;
 mod progress;
 mod prompt;
 mod providers;
+mod record;
 mod run;
+mod runs;
 mod score;
 mod settings;
 
@@ -72,12 +76,14 @@ pub fn main() -> ExitCode {
 async fn dispatch(cli: Cli) -> Result<Exit, Failure> {
     let settings = || settings::Settings::resolve(&cli.global);
     match cli.command {
-        Command::Run(arguments) => run::run(arguments, settings()?).await,
+        Command::Run(arguments) => run::run(arguments, &cli.global).await,
         Command::Score(arguments) => score::score(arguments, &settings()?).await,
         Command::Ask(arguments) => ask::ask(arguments, &settings()?).await,
         Command::Prompt { command } => prompt::prompt(command, &settings()?),
         Command::Dataset { command } => dataset::dataset(command, &settings()?),
         Command::Model { command } => model::model(command, &settings()?).await,
+        Command::Cache { command } => cache::cache(command, &settings()?),
+        Command::Runs { command } => runs::runs(command, &settings()?).await,
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "dinsql", &mut std::io::stdout());
             Ok(Exit::Fine)

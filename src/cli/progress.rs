@@ -1,12 +1,16 @@
 //! The progress of a run, on standard error: a bar on a terminal, a line now and then elsewhere.
 
 use std::io::IsTerminal;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::output::{percent, thousands};
+use super::providers::Control;
+use crate::llm::Usd;
+use crate::llm::limits::Limiter;
+use crate::llm::retry::Waiting;
 use crate::metric::Outcome;
 use crate::run::Event;
 
@@ -21,6 +25,7 @@ struct Counts {
     calls: u64,
     hits: u64,
     tokens: u64,
+    cost: Usd,
     last_line: Option<Instant>,
 }
 
@@ -32,11 +37,14 @@ pub struct Progress {
     started: Instant,
     terminal: bool,
     counts: Mutex<Counts>,
+    waiting: Waiting,
+    limiter: Arc<Limiter>,
 }
 
 impl Progress {
-    /// `label` names the run; `total` is how many examples are left to do.
-    pub fn new(label: String, total: u64) -> Self {
+    /// `label` names the run; `total` is how many examples are left to do. The line also tells which calls wait to try
+    /// again, and how many may be in flight.
+    pub fn new(label: String, total: u64, control: &Control, limiter: &Arc<Limiter>) -> Self {
         let terminal = std::io::stderr().is_terminal();
         let target = if terminal {
             ProgressDrawTarget::stderr_with_hz(8)
@@ -62,17 +70,38 @@ impl Progress {
             started: Instant::now(),
             terminal,
             counts: Mutex::default(),
+            waiting: control.waiting.clone(),
+            limiter: Arc::clone(limiter),
         }
     }
 
+    /// Does the work, and tells how it stands meanwhile also where nothing happens for a while.
+    pub async fn beside<F: Future>(&self, work: F) -> F::Output {
+        tokio::pin!(work);
+        let mut ticks = tokio::time::interval(Duration::from_secs(1));
+        loop {
+            tokio::select! {
+                done = &mut work => return done,
+                _ = ticks.tick() => self.show(&mut self.lock()),
+            }
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
     pub fn on_event(&self, event: &Event) {
-        let mut counts = self.counts.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut counts = self.lock();
         match event {
-            Event::Called { cached, usage, .. } => {
+            Event::Called {
+                cached, usage, cost, ..
+            } => {
                 counts.calls += 1;
                 counts.hits += u64::from(*cached);
                 if !cached {
-                    counts.tokens += usage.prompt.unwrap_or(0) + usage.completion.unwrap_or(0);
+                    counts.tokens += usage.total().unwrap_or(0);
+                    counts.cost += cost.unwrap_or_default();
                 }
             }
             Event::Ended { outcome, right, .. } => {
@@ -82,12 +111,18 @@ impl Progress {
                 self.bar.set_position(counts.done);
             }
         }
-        let message = self.message(&counts);
+        if !self.terminal {
+            self.show(&mut counts);
+        }
+    }
+
+    /// On a terminal the bar; elsewhere a line now and then.
+    fn show(&self, counts: &mut Counts) {
         if self.terminal {
-            self.bar.set_message(message);
+            self.bar.set_message(self.message(counts));
         } else if counts.last_line.unwrap_or(self.started).elapsed() >= LINE_EVERY {
             counts.last_line = Some(Instant::now());
-            eprintln!("{}: {}/{} {message}", self.label, counts.done, self.total);
+            eprintln!("{}: {}/{} {}", self.label, counts.done, self.total, self.message(counts));
         }
     }
 
@@ -107,8 +142,24 @@ impl Progress {
             thousands(counts.hits),
             thousands(counts.tokens)
         );
+        if counts.cost > Usd(0) {
+            let _ = write!(text, " · {}", counts.cost);
+        }
         if counts.errors > 0 {
             let _ = write!(text, " · {} model errors", counts.errors);
+        }
+        let (allowed, ceiling) = (self.limiter.allowed(), self.limiter.ceiling());
+        if allowed < ceiling {
+            let _ = write!(text, " · slowed to {allowed} of {ceiling} at once");
+        }
+        if let Some(next) = self.waiting.next_try() {
+            let _ = write!(
+                text,
+                " · {} waiting ({}), next try in {} s",
+                super::output::count(next.calls, "call"),
+                next.class.name(),
+                next.after.as_secs_f64().ceil()
+            );
         }
         if counts.done > 0 && counts.done < self.total {
             let left = seconds / counts.done as f64 * (self.total - counts.done) as f64;

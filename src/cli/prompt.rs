@@ -171,10 +171,11 @@ fn resources(pipeline: Pipeline, prompts: Arc<Prompts>, dataset: &Dataset) -> Re
             providers: BTreeMap::new(),
             default: String::new(),
             overrides: ModelSpec::default(),
-            repeat: 0,
         }),
         dialect: dataset.dialect,
         databases: dataset.databases.clone(),
+        repeat: 0,
+        run: String::new(),
     }
 }
 

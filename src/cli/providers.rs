@@ -6,16 +6,20 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 
-use super::arguments::ModelArguments;
+use super::arguments::{CacheChoice, ModelArguments};
 use super::embedded::{self, LazyServer};
 use super::exit::{Exit, Failure};
-use super::settings::Settings;
-use crate::config::{ModelSpec, Pipeline, ProviderSettings};
+use super::settings::{Prices, Settings};
+use crate::config::{ModelSpec, Pipeline, Price, ProviderSettings};
 use crate::diagnostic::did_you_mean;
-use crate::llm::Model;
-use crate::llm::cache::{Cache, CachedModel};
-use crate::llm::openai::{Endpoint, OpenAiModel};
-use crate::llm::retry::{RetryPolicy, RetryingModel};
+use crate::llm::budget::{Budget, MeteredModel, RateCard};
+use crate::llm::cache::{Cache, CacheMode};
+use crate::llm::cached::CachedModel;
+use crate::llm::limits::{Caps, Limiter};
+use crate::llm::openai::{Endpoint, OnRate, OpenAiModel};
+use crate::llm::retry::{RetryPolicy, RetryingModel, Waiting};
+use crate::llm::usage::{Forecast, Rates};
+use crate::llm::{Model, StopSignal};
 use crate::pipeline::{Provider, Router};
 
 const OPENAI: &str = "openai";
@@ -24,6 +28,14 @@ pub const EMBEDDED: &str = "embedded";
 const KEY_VARIABLE: &str = "OPENAI_API_KEY";
 const DEFAULT_CONCURRENCY: usize = 16;
 
+/// What a command and its providers share.
+#[derive(Clone, Default)]
+pub struct Control {
+    pub stop: StopSignal,
+    pub budget: Arc<Budget>,
+    pub waiting: Waiting,
+}
+
 /// The providers of a command, ready to be asked.
 pub struct Providers {
     pub router: Arc<Router>,
@@ -31,12 +43,20 @@ pub struct Providers {
     pub concurrency: usize,
     /// Whether the default provider is the embedded model.
     pub embedded: bool,
+    /// The default provider's limits.
+    pub limiter: Arc<Limiter>,
+    prices: BTreeMap<String, RateCard>,
     server: Option<Arc<LazyServer>>,
 }
 
 impl Providers {
     /// Sets up the default provider, and those that the pipelines name.
-    pub fn set_up(arguments: &ModelArguments, settings: &Settings, pipelines: &[Pipeline]) -> Result<Self, Failure> {
+    pub fn set_up(
+        arguments: &ModelArguments,
+        settings: &Settings,
+        pipelines: &[Pipeline],
+        control: &Control,
+    ) -> Result<Self, Failure> {
         let default = default_provider(arguments, settings)?;
         let mut names = vec![default.clone()];
         for pipeline in pipelines {
@@ -49,23 +69,36 @@ impl Providers {
         }
         names.sort();
         names.dedup();
-        let cache = if arguments.no_cache {
-            None
-        } else {
-            Some(Cache::open(&settings.cache.join("completions.sqlite"))?)
-        };
+        let cache = open_cache(arguments.cache_choice(), settings)?;
+        let prices = settings.prices()?;
+        let policy = retry_policy();
         let mut providers = BTreeMap::new();
+        let mut rate_cards = BTreeMap::new();
         let mut server = None;
-        let mut concurrency = DEFAULT_CONCURRENCY;
+        let mut of_default = None;
         for name in names {
             let is_default = name == default;
-            let asked = arguments.concurrency.map(|count| count as usize);
-            let rate = settings
-                .project
-                .providers
-                .get(&name)
-                .and_then(|provider| provider.requests_per_minute);
-            let (identity, model, defaults, fixed_model, at_once): (String, Arc<dyn Model>, ModelSpec, bool, usize) =
+            let configured = settings.project.providers.get(&name);
+            let at_once = arguments
+                .concurrency
+                .map(|count| count as usize)
+                .or_else(|| configured.and_then(|provider| provider.concurrency))
+                .unwrap_or(DEFAULT_CONCURRENCY);
+            let caps = |concurrency: usize| Caps {
+                concurrency,
+                requests_per_minute: configured.and_then(|provider| provider.requests_per_minute),
+                tokens_per_minute: configured.and_then(|provider| provider.tokens_per_minute),
+            };
+            let policy = RetryPolicy {
+                attempts: configured
+                    .and_then(|provider| provider.attempts)
+                    .unwrap_or(policy.attempts),
+                total_time: configured
+                    .and_then(|provider| provider.total_timeout)
+                    .map(Duration::from_secs_f64),
+                ..policy
+            };
+            let (identity, client, defaults, limiter): (String, Arc<dyn Model>, ModelSpec, Arc<Limiter>) =
                 if name == EMBEDDED {
                     let wanted = if is_default { arguments.model.as_deref() } else { None };
                     let choice = embedded::choose(wanted, arguments.model_file.as_deref())?;
@@ -86,9 +119,9 @@ impl Providers {
                         arguments.llama_server.clone(),
                         arguments.concurrency,
                     ));
-                    let slots = lazy.slots as usize;
+                    let limiter = Arc::new(Limiter::new(caps(lazy.slots as usize), policy.longest_wait));
                     server = Some(Arc::clone(&lazy));
-                    (identity, lazy, spec, true, slots)
+                    (identity, lazy, spec, limiter)
                 } else {
                     let (endpoint, provider) = endpoint(&name, arguments, settings, is_default)?;
                     let identity = format!("{} {}", endpoint.name, endpoint.base_url);
@@ -96,27 +129,48 @@ impl Providers {
                         name: provider.and_then(|provider| provider.model.clone()),
                         ..ModelSpec::default()
                     };
-                    let at_once = asked
-                        .or_else(|| provider.and_then(|provider| provider.concurrency))
-                        .unwrap_or(DEFAULT_CONCURRENCY);
-                    let model = OpenAiModel::new(endpoint).map_err(Failure::usage)?;
-                    (identity, Arc::new(model), spec, false, at_once)
+                    let limiter = Arc::new(Limiter::new(caps(at_once), policy.longest_wait));
+                    let watcher = Arc::clone(&limiter);
+                    let on_rate: OnRate = Arc::new(move |hint| watcher.heed(hint));
+                    let model = OpenAiModel::watched(endpoint, Some(on_rate)).map_err(Failure::usage)?;
+                    (identity, Arc::new(model), spec, limiter)
                 };
+            let forecast = Arc::new(Forecast::default());
+            let rates = rate_card(&name, configured, &prices);
+            let retrying = RetryingModel::new(client, policy, Arc::clone(&limiter)).connected(
+                control.stop.clone(),
+                control.waiting.clone(),
+                Arc::clone(&forecast),
+            );
+            let mut model: Arc<dyn Model> = Arc::new(MeteredModel::new(
+                Arc::new(retrying),
+                Arc::clone(&rates),
+                Arc::clone(&control.budget),
+                forecast,
+                control.stop.clone(),
+            ));
+            if let Some((cache, mode)) = &cache {
+                model = Arc::new(CachedModel::new(
+                    model,
+                    cache.clone(),
+                    *mode,
+                    Arc::clone(&control.budget),
+                ));
+            }
             if is_default {
-                concurrency = at_once;
+                of_default = Some(limiter);
             }
-            let mut model: Arc<dyn Model> =
-                Arc::new(RetryingModel::new(model, retry_policy(), at_once).with_rate(rate));
-            if let Some(cache) = &cache {
-                model = Arc::new(CachedModel::new(model, cache.clone()));
-            }
+            rate_cards.insert(name.clone(), rates);
             providers.insert(
-                name,
+                name.clone(),
                 Provider {
                     identity,
                     model,
                     defaults,
-                    fixed_model,
+                    fixed_model: name == EMBEDDED,
+                    aliases: configured
+                        .map(|provider| provider.models.clone().into_iter().collect())
+                        .unwrap_or_default(),
                 },
             );
         }
@@ -127,16 +181,33 @@ impl Providers {
             ..ModelSpec::default()
         };
         let embedded = default == EMBEDDED;
+        let limiter = of_default.ok_or_else(|| Failure::message(Exit::Failed, "no provider"))?;
         Ok(Providers {
             router: Arc::new(Router {
                 providers,
                 default,
                 overrides,
-                repeat: 0,
             }),
-            concurrency,
+            concurrency: limiter.ceiling(),
             embedded,
+            limiter,
+            prices: rate_cards,
             server,
+        })
+    }
+
+    /// What a model at a provider costs, where that is known.
+    pub fn price(&self, spec: &ModelSpec, model: &str) -> Option<Price> {
+        let spec = self.router.overrides.over(spec);
+        let name = match spec.provider.as_deref() {
+            None | Some("default") => self.router.default.as_str(),
+            Some(name) => name,
+        };
+        let rates = self.prices.get(name)?(model)?;
+        Some(Price {
+            input: rates.input,
+            cached_input: rates.cached_input,
+            output: rates.output,
         })
     }
 
@@ -147,6 +218,56 @@ impl Providers {
             embedded::stop(server).await;
         }
     }
+}
+
+fn open_cache(choice: CacheChoice, settings: &Settings) -> Result<Option<(Cache, CacheMode)>, Failure> {
+    let path = settings.completions();
+    Ok(match choice {
+        CacheChoice::Off => None,
+        CacheChoice::On => Some((Cache::open(&path)?, CacheMode::On)),
+        CacheChoice::Refresh => Some((Cache::open(&path)?, CacheMode::Refresh)),
+        CacheChoice::ReadOnly => Some((Cache::open_to_read(&path)?, CacheMode::ReadOnly)),
+    })
+}
+
+/// A provider's own prices beat the price lists. The embedded model costs nothing.
+fn rate_card(name: &str, configured: Option<&ProviderSettings>, prices: &Prices) -> RateCard {
+    if name == EMBEDDED {
+        return Arc::new(|_| {
+            Some(Rates {
+                input: 0.0,
+                cached_input: None,
+                output: 0.0,
+            })
+        });
+    }
+    let own: BTreeMap<String, Price> = configured
+        .map(|provider| {
+            let mut own: BTreeMap<String, Price> =
+                provider.prices.iter().map(|(model, price)| (model.clone(), *price)).collect();
+            for (alias, model) in &provider.models {
+                if let Some(price) = provider.prices.get(alias) {
+                    own.entry(model.clone()).or_insert(*price);
+                }
+            }
+            own
+        })
+        .unwrap_or_default();
+    let prices = prices.clone();
+    let known: std::sync::Mutex<BTreeMap<String, Option<Rates>>> = std::sync::Mutex::default();
+    Arc::new(move |model| {
+        let mut known = known.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(rates) = known.get(model) {
+            return *rates;
+        }
+        let rates = own.get(model).copied().or_else(|| prices.find(model)).map(|price| Rates {
+            input: price.input,
+            cached_input: price.cached_input,
+            output: price.output,
+        });
+        known.insert(model.to_owned(), rates);
+        rates
+    })
 }
 
 /// Tests make waits short; a person never needs to.
@@ -266,6 +387,7 @@ fn endpoint<'a>(
         if let Some(seconds) = provider.timeout {
             endpoint.timeout = Duration::from_secs_f64(seconds);
         }
+        endpoint.structured_output = provider.structured_output.unwrap_or(true);
     }
     Ok((endpoint, configured))
 }

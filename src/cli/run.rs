@@ -1,50 +1,58 @@
 //! `dinsql run`: pipelines over a dataset in one or more languages, scored and compared.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Parser;
 use serde_json::{Value as Json, json};
+use tracing::Instrument;
 
-use super::arguments::{Cli, Command, RunArguments};
+use super::arguments::{BudgetArguments, Cli, Command, Global, RunArguments};
+use super::estimate;
 use super::exit::{Exit, Failure};
 use super::progress::{Progress, duration};
-use super::providers::Providers;
+use super::providers::{Control, Providers};
+use super::record::{Planned, folder_name, record};
 use super::settings::{Settings, executor};
-use crate::config::Pipeline;
-use crate::dataset::{self, Dataset, Languages};
-use crate::engine::{open_trusted, sqlite_version};
+use crate::config::{Pipeline, Price};
+use crate::dataset::{self, Languages};
+use crate::engine::open_trusted;
+use crate::llm::budget::{Budget, SpendingCaps};
+use crate::llm::{ErrorClass, StopSignal, Usd};
 use crate::metric::{Outcome, Scorer};
-use crate::pipeline::Resources;
-use crate::prompt::{Prompts, lint, template_digest};
-use crate::report::{RunResult, comparison, difficulty_table, outcome_lines};
+use crate::pipeline::{Resources, StageError};
+use crate::prompt::{Prompts, lint};
+use crate::report::{RunResult, comparison, difficulty_table, outcome_lines, repeats, repeats_table, stage_table};
 use crate::run::{
-    DatabaseRecord, Digests, FORMAT, Order, RunEnd, RunFolder, RunRecord, RunStatus, StopSignal, Summary,
-    TemplateRecord, execute, finish,
+    Errors, Order, Recorded, RunEnd, RunEstimate, RunFolder, RunRecord, RunStatus, Summary, Work, execute, finish,
+    spent_in,
 };
 use crate::schema::SchemaCache;
 
 /// Examples that go through the stages together at the embedded model.
 const LOCAL_GROUP: usize = 16;
+/// Dollars above which a run on a terminal asks first, where dinsql.yaml does not say.
+const CONFIRM_ABOVE: f64 = 1.0;
 
-/// A run that is about to be made.
-struct Planned {
-    pipeline: Pipeline,
-    language: String,
-    dataset: Arc<Dataset>,
-    data: String,
+/// A planned run with its folder.
+struct Ready {
+    planned: Planned,
+    record: RunRecord,
+    path: PathBuf,
+    label: String,
 }
 
 /// Runs, scores, compares.
-pub async fn run(arguments: RunArguments, settings: Settings) -> Result<Exit, Failure> {
-    let (arguments, only) = match &arguments.resume {
+pub async fn run(arguments: RunArguments, global: &Global) -> Result<Exit, Failure> {
+    let (arguments, settings, only) = match &arguments.resume {
         Some(folder) => {
-            let folder = folder.clone();
-            let (again, identity) = recorded_arguments(&folder, &arguments)?;
-            (again, Some(identity))
+            let (again, settings, only) = recorded(folder, &arguments)?;
+            (again, settings, Some(only))
         }
-        None => (arguments, None),
+        None => (arguments, Settings::resolve(global)?, None),
     };
     let data = arguments.data.clone().unwrap_or_default();
     let prompts = settings.prompts();
@@ -57,38 +65,53 @@ pub async fn run(arguments: RunArguments, settings: Settings) -> Result<Exit, Fa
     let plan = plan(&arguments, &settings, &data, &pipelines)?;
     check_templates(&plan, &prompts)?;
     check_databases(&plan)?;
-    let providers = Providers::set_up(&arguments.model, &settings, &pipelines)?;
+    let control = Control {
+        budget: Arc::new(Budget::new(caps(&arguments.budget)?)),
+        ..Control::default()
+    };
+    let providers = Providers::set_up(&arguments.model, &settings, &pipelines, &control)?;
     check_models(&providers, &pipelines)?;
-    let stop = StopSignal::default();
-    watch_signals(stop.clone());
-    let outcome = run_all(
-        &plan,
-        &arguments,
-        &settings,
-        &prompts,
-        &providers,
-        &stop,
-        only.as_deref(),
-    )
-    .await;
+    let ready = make_ready(plan, &settings, &prompts, &providers, only)?;
+    if arguments.budget.max_cost.is_some() {
+        refuse_unknown_prices(&ready, &providers)?;
+    }
+    if arguments.estimate {
+        let estimates = estimate_all(&ready, &settings, &prompts, &providers, &arguments)?;
+        if arguments.json {
+            say!("{}", estimate::json(&estimates));
+        } else {
+            estimate::show(&estimates);
+        }
+        providers.shut_down().await;
+        return Ok(Exit::Fine);
+    }
+    confirm(&ready, &arguments, &settings, &prompts, &providers)?;
+    if !control.budget.caps().is_none() {
+        for run in &ready {
+            control.budget.add(spent_in(&run.path, &run.record.identity));
+        }
+    }
+    watch_signals(control.stop.clone());
+    if let Some(limit) = arguments.budget.max_time {
+        watch_time(limit, &control);
+    }
+    let outcome = run_all(&ready, &arguments, &prompts, &providers, &control).await;
     providers.shut_down().await;
     let (results, failure) = outcome?;
-    if only.is_some() && results.is_empty() {
-        let message =
-            "the run's pipeline, templates, data, selection or model are not what they were when it was started";
-        return Err(Failure::message(Exit::Usage, format!("cannot resume: {message}"))
-            .hint("run.json in the folder tells what they were; `dinsql run` makes a new run of what they are now"));
-    }
     if arguments.json {
         let runs: Vec<Json> = results.iter().map(run_json).collect();
-        say!("{}", json!({ "runs": runs }));
+        say!("{}", json!({ "runs": runs, "repeats": repeats(&results) }));
     } else if !results.is_empty() {
         print_results(&results);
     }
     if let Some(failure) = failure {
         return Err(failure.hint("what was done is kept: the same command goes on from there"));
     }
-    if stop.is_stopped() {
+    if let Some(reason) = control.budget.ended() {
+        return Err(Failure::message(Exit::Stopped, format!("stopped by the budget: {reason}"))
+            .hint("what was done is kept: the same command with a higher limit goes on from there"));
+    }
+    if control.stop.is_stopped() {
         eprintln!("interrupted; the same command goes on from there");
         return Ok(Exit::Interrupted);
     }
@@ -98,26 +121,230 @@ pub async fn run(arguments: RunArguments, settings: Settings) -> Result<Exit, Fa
     Ok(if model_errors { Exit::ModelErrors } else { Exit::Fine })
 }
 
-/// The command line that an earlier run was started with, and that run's identity.
-fn recorded_arguments(folder: &Path, now: &RunArguments) -> Result<(RunArguments, String), Failure> {
+/// The command line that an earlier run was started with, the settings it had, and that run itself. What the present
+/// command line says of budget, concurrency and errors comes first.
+fn recorded(folder: &Path, now: &RunArguments) -> Result<(RunArguments, Settings, (String, PathBuf)), Failure> {
     let path = folder.join("run.json");
     let fail = |reason: String| Failure::message(Exit::Usage, format!("cannot resume {}: {reason}", folder.display()));
     let bytes = std::fs::read(&path).map_err(|error| fail(format!("{}: {error}", path.display())))?;
     let record: RunRecord =
         serde_json::from_slice(&bytes).map_err(|error| fail(format!("{}: {error}", path.display())))?;
-    let words = std::iter::once("dinsql".to_owned()).chain(record.arguments.iter().cloned());
-    match Cli::try_parse_from(words).map(|cli| cli.command) {
-        Ok(Command::Run(arguments)) => Ok((
-            RunArguments {
-                resume: None,
-                json: now.json,
-                ..arguments
-            },
-            record.identity,
-        )),
-        Ok(_) => Err(fail("it was not made by `dinsql run`".into())),
-        Err(error) => Err(fail(format!("its arguments are not understood: {error}"))),
+    let itself = folder
+        .canonicalize()
+        .map_err(|error| fail(error.to_string()))?;
+    // Paths on the recorded command line mean the folder in which it was given.
+    if !record.directory.as_os_str().is_empty() {
+        std::env::set_current_dir(&record.directory)
+            .map_err(|error| fail(format!("it was started in {}: {error}", record.directory.display())))?;
     }
+    let words = std::iter::once("dinsql".to_owned()).chain(record.arguments.iter().cloned());
+    let cli = Cli::try_parse_from(words).map_err(|error| fail(format!("its arguments are not understood: {error}")))?;
+    let Command::Run(then) = cli.command else {
+        return Err(fail("it was not made by `dinsql run`".into()));
+    };
+    let mut arguments = RunArguments {
+        resume: None,
+        json: now.json,
+        estimate: now.estimate,
+        yes: now.yes,
+        retry_errors: now.retry_errors,
+        budget: BudgetArguments {
+            max_cost: now.budget.max_cost.or(then.budget.max_cost),
+            max_calls: now.budget.max_calls.or(then.budget.max_calls),
+            max_tokens: now.budget.max_tokens.or(then.budget.max_tokens),
+            max_time: now.budget.max_time.or(then.budget.max_time),
+        },
+        ..then
+    };
+    arguments.model.concurrency = now.model.concurrency.or(arguments.model.concurrency);
+    let settings = Settings::resolve(&cli.global)?;
+    Ok((arguments, settings, (record.identity, itself)))
+}
+
+fn caps(arguments: &BudgetArguments) -> Result<SpendingCaps, Failure> {
+    let cost = match arguments.max_cost {
+        None => None,
+        Some(dollars) => Some(Usd::from_dollars(dollars).ok_or_else(|| {
+            Failure::message(Exit::Usage, format!("--max-cost {dollars}: not an amount of US dollars"))
+        })?),
+    };
+    Ok(SpendingCaps {
+        cost,
+        calls: arguments.max_calls,
+        tokens: arguments.max_tokens,
+    })
+}
+
+/// A cap on a cost that nobody can tell would be no cap.
+fn refuse_unknown_prices(ready: &[Ready], providers: &Providers) -> Result<(), Failure> {
+    for run in ready {
+        for stage in &run.planned.pipeline.stages {
+            let spec = stage.model.over(&run.planned.pipeline.model);
+            let route = providers.router.route(&spec).map_err(Failure::usage)?;
+            if providers.price(&spec, &route.model_name).is_none() {
+                return Err(Failure::message(
+                    Exit::Usage,
+                    format!("--max-cost: the price of `{}` is not known", route.model_name),
+                )
+                .hint("add it to dinsql.yaml (`prices` of the provider, or a price file), or use --max-tokens or --max-calls"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Every planned run with its record; where a folder is resumed, only the run that it holds.
+fn make_ready(
+    plan: Vec<Planned>,
+    settings: &Settings,
+    prompts: &Prompts,
+    providers: &Providers,
+    only: Option<(String, PathBuf)>,
+) -> Result<Vec<Ready>, Failure> {
+    let count = plan.len();
+    let mut ready = Vec::new();
+    for (index, planned) in plan.into_iter().enumerate() {
+        let record = record(&planned, providers, prompts)?;
+        let path = match &only {
+            Some((identity, _)) if *identity != record.identity => continue,
+            Some((_, folder)) => folder.clone(),
+            None => settings.runs.join(folder_name(&record)),
+        };
+        let mut label = format!("{} {}", planned.pipeline.name, planned.language);
+        if planned.repeat > 0 {
+            label = format!("{label} #{}", planned.repeat + 1);
+        }
+        if let Some(shard) = planned.shard {
+            label = format!("{label} part {}/{}", shard.index, shard.of);
+        }
+        if count > 1 && only.is_none() {
+            label = format!("[{}/{count}] {label}", index + 1);
+        }
+        ready.push(Ready {
+            planned,
+            record,
+            path,
+            label,
+        });
+    }
+    if ready.is_empty() {
+        let message =
+            "the run's pipeline, templates, data, selection or model are not what they were when it was started";
+        return Err(Failure::message(Exit::Usage, format!("cannot resume: {message}"))
+            .hint("run.json in the folder tells what they were; `dinsql run` makes a new run of what they are now"));
+    }
+    Ok(ready)
+}
+
+fn resources(run: &Ready, prompts: &Arc<Prompts>, schemas: &Arc<SchemaCache>, providers: &Providers) -> Resources {
+    Resources {
+        pipeline: run.planned.pipeline.clone(),
+        prompts: Arc::clone(prompts),
+        schemas: Arc::clone(schemas),
+        router: Arc::clone(&providers.router),
+        dialect: run.planned.dataset.dialect,
+        databases: run.planned.dataset.databases.clone(),
+        repeat: run.planned.repeat,
+        run: run.record.id.clone(),
+    }
+}
+
+/// A run's name, what it will use, and the price of its model where all its stages have one and the same.
+pub type Estimated = (String, RunEstimate, Vec<Option<Price>>);
+
+/// What each run will use. Examples that have a trace already are left out.
+fn estimate_all(
+    ready: &[Ready],
+    settings: &Settings,
+    prompts: &Arc<Prompts>,
+    providers: &Providers,
+    arguments: &RunArguments,
+) -> Result<Vec<Estimated>, Failure> {
+    let schemas = Arc::new(SchemaCache::default());
+    let mut estimates = Vec::new();
+    for run in ready {
+        let pipeline = &run.planned.pipeline;
+        let recorded = Recorded::read(&run_folders(&settings.runs), pipeline);
+        let done = if arguments.retry_errors {
+            BTreeSet::new()
+        } else {
+            crate::run::traced_ids(&run.path, &run.record.identity)
+        };
+        let examples: Vec<_> = run
+            .planned
+            .examples()
+            .iter()
+            .filter(|example| !done.contains(&example.id))
+            .cloned()
+            .map(Arc::new)
+            .collect();
+        let resources = resources(run, prompts, &schemas, providers);
+        let tokenizer = crate::prompt::Tokenizer::for_model(&run.record.model);
+        let estimate = crate::run::estimate(&resources, &examples, &recorded, &tokenizer)
+            .map_err(|error| Failure::new(Exit::Failed, error))?;
+        let mut prices = Vec::new();
+        for stage in &pipeline.stages {
+            let spec = stage.model.over(&pipeline.model);
+            let route = providers.router.route(&spec).map_err(Failure::usage)?;
+            prices.push(providers.price(&spec, &route.model_name));
+        }
+        estimates.push((run.label.clone(), estimate, prices));
+    }
+    Ok(estimates)
+}
+
+fn run_folders(runs: &Path) -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(runs)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.join("run.json").is_file())
+        .collect();
+    folders.sort();
+    folders
+}
+
+/// Asks on a terminal before much money is spent.
+fn confirm(
+    ready: &[Ready],
+    arguments: &RunArguments,
+    settings: &Settings,
+    prompts: &Arc<Prompts>,
+    providers: &Providers,
+) -> Result<(), Failure> {
+    let on_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
+    if arguments.yes || arguments.json || providers.embedded || !on_terminal {
+        return Ok(());
+    }
+    let estimates = estimate_all(ready, settings, prompts, providers, arguments)?;
+    let Some(likely) = estimate::likely_cost(&estimates) else {
+        return Ok(());
+    };
+    let threshold = settings.project.confirm_above.unwrap_or(CONFIRM_ABOVE);
+    if likely.dollars() <= threshold {
+        return Ok(());
+    }
+    eprint!("this will cost about {likely} (--estimate tells more); go on? [y/N] ");
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    if matches!(answer.trim().to_lowercase().as_str(), "y" | "yes" | "j" | "ja" | "e" | "evet") {
+        return Ok(());
+    }
+    Err(Failure::message(Exit::Interrupted, "nothing was started")
+        .hint("--yes starts without asking; --max-cost sets a limit; `confirm_above` in dinsql.yaml sets the threshold"))
+}
+
+/// Ends the budget when its time is up.
+fn watch_time(limit: Duration, control: &Control) {
+    let control = control.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(limit).await;
+        control
+            .budget
+            .end(&format!("the {} are over", duration(limit.as_secs_f64())));
+        control.stop.stop();
+    });
 }
 
 fn refuse_equal_names(pipelines: &[Pipeline]) -> Result<(), Failure> {
@@ -183,12 +410,16 @@ fn plan(
             .unwrap_or_else(|| "en".into());
         let dataset = Arc::new(dataset);
         for pipeline in pipelines {
-            plan.push(Planned {
-                pipeline: pipeline.clone(),
-                language: language.clone(),
-                dataset: Arc::clone(&dataset),
-                data: source.name().to_owned(),
-            });
+            for repeat in 0..arguments.repeat {
+                plan.push(Planned {
+                    pipeline: pipeline.clone(),
+                    language: language.clone(),
+                    dataset: Arc::clone(&dataset),
+                    data: source.name().to_owned(),
+                    repeat,
+                    shard: arguments.shard,
+                });
+            }
         }
     }
     Ok(plan)
@@ -278,55 +509,27 @@ fn watch_signals(stop: StopSignal) {
 type Results = (Vec<RunResult>, Option<Failure>);
 
 async fn run_all(
-    plan: &[Planned],
+    ready: &[Ready],
     arguments: &RunArguments,
-    settings: &Settings,
     prompts: &Arc<Prompts>,
     providers: &Providers,
-    stop: &StopSignal,
-    only: Option<&str>,
+    control: &Control,
 ) -> Result<Results, Failure> {
     let scorer = Scorer::new(executor(&arguments.execution)?);
     let schemas = Arc::new(SchemaCache::default());
     let mut results = Vec::new();
-    for (index, planned) in plan.iter().enumerate() {
-        let record = record(planned, providers, prompts)?;
-        if only.is_some_and(|identity| identity != record.identity) {
-            continue;
-        }
-        let path = settings.runs.join(folder_name(&record));
-        let label = if plan.len() > 1 {
-            format!(
-                "[{}/{}] {} {}",
-                index + 1,
-                plan.len(),
-                planned.pipeline.name,
-                planned.language
-            )
-        } else {
-            format!("{} {}", planned.pipeline.name, planned.language)
-        };
-        let resources = Resources {
-            pipeline: planned.pipeline.clone(),
-            prompts: Arc::clone(prompts),
-            schemas: Arc::clone(&schemas),
-            router: Arc::clone(&providers.router),
-            dialect: planned.dataset.dialect,
-            databases: planned.dataset.databases.clone(),
-        };
-        let (mut folder, done) = RunFolder::open(&path, record, &planned.dataset.examples)?;
-        let done: BTreeSet<String> = done.into_iter().collect();
-        let mut left: Vec<_> = planned
-            .dataset
-            .examples
-            .iter()
-            .filter(|example| !done.contains(&example.id))
-            .cloned()
-            .map(Arc::new)
+    for run in ready {
+        let label = &run.label;
+        let examples = run.planned.examples();
+        let errors = if arguments.retry_errors { Errors::Retry } else { Errors::Keep };
+        let (mut folder, done) = RunFolder::open(&run.path, run.record.clone(), &examples, errors)?;
+        let mut left: Vec<usize> = (0..examples.len())
+            .filter(|&place| !done.contains(&examples[place].id))
             .collect();
+        let done = done.len();
         let order = if providers.embedded {
             // Examples of one database share the schema's tokens too.
-            left.sort_by(|one, other| one.database.cmp(&other.database));
+            left.sort_by(|&one, &other| examples[one].database.cmp(&examples[other].database));
             Order::Stages {
                 group: LOCAL_GROUP,
                 at_once: providers.concurrency,
@@ -336,33 +539,54 @@ async fn run_all(
                 at_once: providers.concurrency * 2,
             }
         };
-        if !done.is_empty() && !left.is_empty() {
-            eprintln!(
-                "{label}: going on after {} of {} examples",
-                done.len(),
-                planned.dataset.examples.len()
-            );
+        if done > 0 && !left.is_empty() {
+            eprintln!("{label}: going on after {done} of {} examples", examples.len());
         }
         let started = std::time::Instant::now();
+        let mut resources = resources(run, prompts, &schemas, providers);
+        resources.run.clone_from(&folder.record.id);
         let end = if left.is_empty() {
             RunEnd::Complete
         } else {
-            let progress = Progress::new(label.clone(), left.len() as u64);
-            let end = execute(&resources, left, order, &mut folder, &scorer, stop, &|event| {
-                progress.on_event(&event);
-            })
-            .await;
+            let progress = Progress::new(label.clone(), left.len() as u64, control, &providers.limiter);
+            let work = Work {
+                resources: &resources,
+                examples: &examples,
+                left,
+                order,
+                scorer: &scorer,
+                stop: &control.stop,
+                on_event: &|event| progress.on_event(&event),
+            };
+            let span = tracing::info_span!(
+                "run",
+                pipeline = run.planned.pipeline.name.as_str(),
+                data = run.planned.data.as_str(),
+                lang = run.planned.language.as_str(),
+                repeat = run.planned.repeat
+            );
+            let end = progress.beside(execute(work, &mut folder).instrument(span)).await;
             progress.finish();
             match end {
                 Ok(end) => end,
                 Err(error) => {
+                    folder.record.stopped = Some(error.to_string());
                     let _ = folder.set_status(RunStatus::Partial);
-                    return Err(error.into());
+                    return Err(Failure::from(error)
+                        .hint("what was answered is in the completion cache; the same command goes on from there"));
                 }
             }
         };
+        let was_finished = folder.is_finished();
+        folder.record.stopped = match &end {
+            RunEnd::Complete => None,
+            RunEnd::Stopped => Some(control.budget.ended().unwrap_or_else(|| "interrupted".into())),
+            RunEnd::Budget(reason) => Some(reason.clone()),
+            RunEnd::Failed(error) => Some(error.to_string()),
+        };
         let (summary, verdicts) = finish(&mut folder, &scorer).await?;
-        eprintln!("{label}: {}", one_line(&summary, started.elapsed().as_secs_f64()));
+        let seconds = if was_finished { 0.0 } else { started.elapsed().as_secs_f64() };
+        eprintln!("{label}: {}", one_line(&summary, seconds));
         let mut model_errors = verdicts.iter().filter(|verdict| verdict.outcome == Outcome::ModelError);
         if let Some(first) = model_errors.next() {
             let reason = first.reason.as_deref().unwrap_or_default();
@@ -373,22 +597,36 @@ async fn run_all(
                 String::new()
             };
             eprintln!("{label}: model error at example `{}`, {reason}{more}", first.id);
+            eprintln!("{label}: --retry-errors asks again about these examples only");
         }
         results.push(RunResult {
-            folder: path,
+            folder: run.path.clone(),
             summary,
             verdicts,
         });
         match end {
             RunEnd::Complete => {}
-            RunEnd::Stopped => break,
+            RunEnd::Stopped | RunEnd::Budget(_) => break,
             RunEnd::Failed(error) => {
-                let exit = if matches!(error, crate::pipeline::StageError::Call { .. }) {
-                    Exit::Stopped
-                } else {
-                    Exit::Failed
+                let class = match &error {
+                    StageError::Call { source, .. } => Some(source.class),
+                    _ => None,
                 };
-                return Ok((results, Some(Failure::new(exit, error))));
+                let exit = if class.is_some() { Exit::Stopped } else { Exit::Failed };
+                let failure = Failure::new(exit, error);
+                return Ok((
+                    results,
+                    Some(match class {
+                        Some(ErrorClass::Outage) => failure.hint(
+                            "the server seems to be down; once it answers again, --retry-errors asks also about the \
+                             examples that failed before",
+                        ),
+                        Some(ErrorClass::NotCached) => {
+                            failure.hint("--cache-mode on asks the model where the cache has no answer")
+                        }
+                        _ => failure,
+                    }),
+                ));
             }
         }
     }
@@ -429,127 +667,15 @@ fn one_line(summary: &Summary, seconds: f64) -> String {
     text
 }
 
-/// All that decides the result, in one digest, and what is kept beside it.
-fn record(planned: &Planned, providers: &Providers, prompts: &Prompts) -> Result<RunRecord, Failure> {
-    let dataset = &planned.dataset;
-    let mut templates: Vec<TemplateRecord> = Vec::new();
-    for (_, template) in planned.pipeline.templates() {
-        for name in prompts.parts(&planned.language, template)? {
-            if templates.iter().all(|known| known.name != name) {
-                let (text, file) = prompts.source(&planned.language, &name)?;
-                templates.push(TemplateRecord { name, file, text });
-            }
-        }
-    }
-    templates.sort_by(|one, other| one.name.cmp(&other.name));
-    let mut databases = BTreeMap::new();
-    for example in &dataset.examples {
-        if !databases.contains_key(&example.database)
-            && let Some(database) = dataset.databases.get(&example.database)
-        {
-            let digest = dataset::database_digest(&database.path).map_err(|error| {
-                Failure::message(
-                    Exit::Failed,
-                    format!("cannot read {}: {error}", database.path.display()),
-                )
-            })?;
-            databases.insert(
-                example.database.clone(),
-                DatabaseRecord {
-                    path: database.path.clone(),
-                    digest,
-                },
-            );
-        }
-    }
-    let mut models = Vec::new();
-    for stage in &planned.pipeline.stages {
-        let route = providers
-            .router
-            .route(&stage.model.over(&planned.pipeline.model))
-            .map_err(Failure::usage)?;
-        models.push(format!("{} {}", route.provider.identity, route.model_name));
-    }
-    let first = providers
-        .router
-        .route(&planned.pipeline.model)
-        .map_err(Failure::usage)?;
-    let hash = |text: &str| blake3::hash(text.as_bytes()).to_hex().to_string();
-    let ids: Vec<&str> = dataset.examples.iter().map(|example| example.id.as_str()).collect();
-    let digests = Digests {
-        pipeline: hash(&serde_json::to_string(&planned.pipeline)?),
-        templates: template_digest(
-            templates
-                .iter()
-                .map(|template| (template.name.as_str(), template.text.as_str())),
-        ),
-        dataset: dataset.digest.clone(),
-        selection: hash(&serde_json::to_string(&ids)?),
-    };
-    let database_digests: Vec<&str> = databases.values().map(|database| database.digest.as_str()).collect();
-    let identity = hash(&serde_json::to_string(&json!([
-        FORMAT,
-        digests,
-        database_digests,
-        models,
-        planned.language,
-        dataset.split,
-        providers.router.repeat
-    ]))?);
-    let now = jiff::Timestamp::now().to_string();
-    Ok(RunRecord {
-        format: FORMAT,
-        identity,
-        status: RunStatus::Running,
-        dinsql: env!("CARGO_PKG_VERSION").into(),
-        sqlite: sqlite_version().into(),
-        started: now.clone(),
-        updated: now,
-        arguments: std::env::args().skip(1).collect(),
-        data: planned.data.clone(),
-        split: dataset.split.clone(),
-        language: planned.language.clone(),
-        dialect: dataset.dialect,
-        repeat: providers.router.repeat,
-        n: dataset.examples.len(),
-        provider: first.provider.identity.clone(),
-        model: first.model_name,
-        served_models: Vec::new(),
-        pipeline: planned.pipeline.clone(),
-        templates,
-        digests,
-        databases,
-    })
-}
-
-/// `din-sql.sample.tr.1f2e3d4c`
-fn folder_name(record: &RunRecord) -> PathBuf {
-    let plain = |text: &str| -> String {
-        text.chars()
-            .map(|letter| {
-                if letter.is_alphanumeric() || matches!(letter, '-' | '_') {
-                    letter
-                } else {
-                    '-'
-                }
-            })
-            .collect()
-    };
-    format!(
-        "{}.{}.{}.{}",
-        plain(&record.pipeline.name),
-        plain(&record.data),
-        plain(&record.language),
-        &record.identity[..8]
-    )
-    .into()
-}
-
-fn print_results(results: &[RunResult]) {
+pub fn print_results(results: &[RunResult]) {
     say!("{}", comparison(results));
+    if let Some(table) = repeats_table(results) {
+        say!("{table}");
+    }
     if let Some(table) = difficulty_table(results) {
         say!("{table}");
     }
+    say!("{}", stage_table(results));
     for line in outcome_lines(results) {
         say!("{line}");
     }
@@ -559,7 +685,7 @@ fn print_results(results: &[RunResult]) {
     }
 }
 
-fn run_json(result: &RunResult) -> Json {
+pub fn run_json(result: &RunResult) -> Json {
     let summary = &result.summary;
     json!({
         "dir": result.folder,

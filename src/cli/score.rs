@@ -71,7 +71,8 @@ pub async fn score(arguments: ScoreArguments, settings: &Settings) -> Result<Exi
     let verdicts = score_items(&items, &scorer, &|_| {
         done.fetch_add(1, Ordering::Relaxed);
     })
-    .await;
+    .await
+    .map_err(|error| Failure::message(Exit::Failed, format!("cannot score: {error}")))?;
     if let Some(path) = &arguments.verdicts {
         write_verdicts(path, &verdicts)
             .map_err(|error| Failure::message(Exit::Failed, format!("cannot write {}: {error}", path.display())))?;

@@ -7,7 +7,9 @@ use include_dir::{Dir, include_dir};
 
 use super::arguments::{ExecutionArguments, Global, SelectionArguments};
 use super::exit::{Exit, Failure};
-use crate::config::{Override, Pipeline, ProjectSettings, load_pipeline, load_project};
+use crate::config::{
+    Override, Pipeline, Price, PriceFile, ProjectSettings, load_pipeline, load_prices, load_project, shipped_prices,
+};
 use crate::dataset::{self, Dataset, Dialect, LoadOptions, Source};
 use crate::diagnostic::did_you_mean;
 use crate::engine::{Executor, Limits, build_database};
@@ -98,6 +100,32 @@ impl Settings {
             dataset_folders,
             runs,
             cache,
+        })
+    }
+
+    /// The file of the completion cache.
+    pub fn completions(&self) -> PathBuf {
+        self.cache.join("completions.sqlite")
+    }
+
+    /// What models cost: a project's own price file before what is shipped.
+    pub fn prices(&self) -> Result<Prices, Failure> {
+        let own = match &self.project.prices {
+            None => None,
+            Some(file) => {
+                let path = self.root.join(file);
+                let bytes = std::fs::read(&path).map_err(|error| {
+                    Failure::message(
+                        Exit::Usage,
+                        format!("cannot read the price file {}: {error}", path.display()),
+                    )
+                })?;
+                Some(load_prices(&path.display().to_string(), &bytes)?)
+            }
+        };
+        Ok(Prices {
+            own,
+            shipped: shipped_prices(),
         })
     }
 
@@ -264,6 +292,23 @@ impl Settings {
     pub fn select(dataset: &mut Dataset, arguments: &SelectionArguments) -> Result<(), Failure> {
         dataset.examples = arguments.selection().apply(std::mem::take(&mut dataset.examples))?;
         Ok(())
+    }
+}
+
+/// The price lists of a project.
+#[derive(Debug, Clone)]
+pub struct Prices {
+    own: Option<PriceFile>,
+    shipped: PriceFile,
+}
+
+impl Prices {
+    pub fn find(&self, model: &str) -> Option<Price> {
+        self.own
+            .as_ref()
+            .and_then(|own| own.find(model))
+            .or_else(|| self.shipped.find(model))
+            .map(|entry| entry.price)
     }
 }
 

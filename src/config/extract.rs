@@ -13,6 +13,8 @@ use super::pipeline::{DefaultValue, ExtractKind, Extractor, Take};
 use super::validate::{identifier_like, is_identifier};
 use super::yaml::{Entry, Node, Place, ScalarKind, Value};
 
+const TAKES: &[(&str, Take)] = &[("first", Take::First), ("last", Take::Last)];
+
 /// An output as far as it could be read.
 pub(super) struct OutputDraft {
     /// `None` where its section holds a mistake.
@@ -21,6 +23,14 @@ pub(super) struct OutputDraft {
     pub kind: Option<ExtractKind>,
     /// Texts of its default, which may hold `{{ stage.output }}`.
     pub default_texts: Vec<(String, Place)>,
+    /// Where it is read as JSON: what a response format has to have.
+    pub json: Option<JsonPart>,
+}
+
+/// What a JSON output takes of the value.
+pub(super) struct JsonPart {
+    pub pointer: Option<String>,
+    pub place: Place,
 }
 
 /// All outputs of a stage; `None` where their names are not to be had.
@@ -69,6 +79,7 @@ fn read_output(checker: &mut Checker, name: &str, name_place: &Place, node: &Nod
         extractor: None,
         kind: None,
         default_texts: Vec::new(),
+        json: None,
     };
     if !matches!(node.value, Value::Mapping(_)) {
         checker.wrong_type(node, "a mapping", &what).help(format!(
@@ -80,7 +91,7 @@ fn read_output(checker: &mut Checker, name: &str, name_place: &Place, node: &Nod
 
     let kind = read_kind(checker, &what, name_place, node);
     let take = node.get("take").map_or(Some(Take::default()), |entry| {
-        checker.choice(&entry.value, "`take`", &[("first", Take::First), ("last", Take::Last)])
+        checker.choice(&entry.value, "`take`", TAKES)
     });
     let default = match node.get("default") {
         None => Some(None),
@@ -92,17 +103,108 @@ fn read_output(checker: &mut Checker, name: &str, name_place: &Place, node: &Nod
     let optional = node
         .get("optional")
         .map_or(Some(false), |entry| checker.boolean(&entry.value, "`optional`"));
+    let fallback = node.get("fallback").map_or(Some(None), |entry| {
+        read_fallback(checker, name, kind.as_ref().map(|(kind, _)| kind), entry).map(Some)
+    });
     draft.kind = kind.as_ref().map(|(kind, _)| kind.clone());
-    if let (Some((kind, after)), Some(take), Some(default), Some(optional)) = (kind, take, default, optional) {
+    if let Some(ExtractKind::Json { pointer }) = &draft.kind {
+        draft.json = Some(JsonPart {
+            pointer: pointer.clone(),
+            place: node
+                .get("pointer")
+                .map_or(name_place, |entry| &entry.value.place)
+                .clone(),
+        });
+    }
+    if let (Some((kind, after)), Some(take), Some(default), Some(optional), Some(fallback)) =
+        (kind, take, default, optional, fallback)
+    {
         draft.extractor = Some(Extractor {
             kind,
             after,
             take,
             default,
             optional,
+            fallback: fallback.map(Box::new),
         });
     }
     draft
+}
+
+/// The second way to read an output. It says only how: what holds where both find nothing stands outside of it.
+fn read_fallback(checker: &mut Checker, name: &str, main: Option<&ExtractKind>, entry: &Entry) -> Option<Extractor> {
+    let node = &entry.value;
+    let what = format!("the fallback of `{name}`");
+    if !matches!(node.value, Value::Mapping(_)) {
+        checker
+            .wrong_type(node, "a mapping", &what)
+            .help("as in `fallback: { sql_after: \"SQL:\" }`");
+        return None;
+    }
+    let mut plain = checker.known_keys(node, &what, keys::EXTRACTOR);
+    for key in ["default", "optional", "fallback"] {
+        let Some(inner) = node.get(key) else { continue };
+        let help = match key {
+            "fallback" => "one fallback is all there is: leave this one out".to_owned(),
+            _ => format!("put it beside `fallback`: it holds where both find nothing (`{name}: {{ …, {key}: … }}`)"),
+        };
+        checker
+            .report(
+                "config::fallback",
+                &inner.key_place,
+                format!("{what} has a `{key}` of its own"),
+                "not inside a fallback",
+            )
+            .also(&entry.key_place, "the fallback")
+            .help(help);
+        plain = false;
+    }
+    let (mut kind, after) = read_kind(checker, &what, &entry.key_place, node)?;
+    let take = node.get("take").map_or(Some(Take::default()), |entry| {
+        checker.choice(&entry.value, "`take`", TAKES)
+    })?;
+    if let (Some(ExtractKind::Label { one_of }), ExtractKind::Label { one_of: own }) = (main, &mut kind)
+        && own.is_empty()
+    {
+        own.clone_from(one_of);
+    }
+    if let Some(expected) = main.and_then(|main| other_value(main, &kind)) {
+        checker
+            .report(
+                "config::fallback",
+                &node.place,
+                format!("{what} gives another kind of value than `{name}`"),
+                format!("expected {expected}"),
+            )
+            .help("what reads the output later must find the same kind of value either way");
+        return None;
+    }
+    plain.then_some(Extractor {
+        kind,
+        after,
+        take,
+        default: None,
+        optional: false,
+        fallback: None,
+    })
+}
+
+/// What a fallback would have to give, where it gives something that the output's readers can't take.
+fn other_value(main: &ExtractKind, fallback: &ExtractKind) -> Option<String> {
+    use ExtractKind::{Json, Label, List, Regex, Sql, Text};
+    match (main, fallback) {
+        // A JSON value can be anything.
+        (Json { .. }, _)
+        | (List, List | Json { .. })
+        | (Sql | Text | Regex { .. }, Sql | Text | Regex { .. } | Json { .. }) => None,
+        (Label { one_of }, Label { one_of: own }) => {
+            let same = one_of.is_empty() || own.iter().all(|label| one_of.contains(label));
+            (!same).then(|| format!("labels among {}", list(one_of.iter().map(String::as_str), ", ")))
+        }
+        (Label { .. }, _) => Some("a label".to_owned()),
+        (List, _) => Some("a list or JSON".to_owned()),
+        (Sql | Text | Regex { .. }, _) => Some("SQL, text or JSON".to_owned()),
+    }
 }
 
 /// The kind and its marker, and the keys that belong to some kinds only.

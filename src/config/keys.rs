@@ -12,9 +12,20 @@ pub const MODEL: &[&str] = &[
     "seed",
     "stop",
     "timeout",
+    "n",
+    "logprobs",
 ];
 pub const SCHEMA: &[&str] = &["format", "sample_rows", "descriptions", "max_cell"];
-pub const STAGE: &[&str] = &["name", "prompt", "switch", "cases", "model", "extract"];
+pub const STAGE: &[&str] = &[
+    "name",
+    "prompt",
+    "switch",
+    "cases",
+    "model",
+    "extract",
+    "response_format",
+];
+pub const RESPONSE_FORMAT: &[&str] = &["name", "schema"];
 pub const CASE: &[&str] = &["prompt", "model"];
 pub const EXTRACTOR: &[&str] = &[
     "sql_after",
@@ -33,6 +44,7 @@ pub const EXTRACTOR: &[&str] = &[
     "take",
     "default",
     "optional",
+    "fallback",
 ];
 /// Those of [`EXTRACTOR`] of which an extractor has exactly one.
 pub const EXTRACTOR_KINDS: &[&str] = EXTRACTOR.split_at(11).0;
@@ -45,6 +57,8 @@ pub const PROJECT: &[&str] = &[
     "pipelines",
     "runs",
     "cache",
+    "prices",
+    "confirm_above",
 ];
 pub const PROVIDER: &[&str] = &[
     "base_url",
@@ -54,9 +68,18 @@ pub const PROVIDER: &[&str] = &[
     "model",
     "concurrency",
     "requests_per_minute",
+    "tokens_per_minute",
     "timeout",
+    "total_timeout",
+    "attempts",
     "context",
+    "models",
+    "prices",
+    "structured_output",
 ];
+pub const PRICE_FILE: &[&str] = &["updated", "prices"];
+pub const PRICE: &[&str] = &["input", "cached_input", "output"];
+pub const PRICE_ENTRY: &[&str] = &["model", "names", "input", "cached_input", "output", "source", "date"];
 
 /// Names that templates and `--set` give a meaning of their own.
 pub const RESERVED_STAGE_NAMES: &[&str] = &[

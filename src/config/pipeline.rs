@@ -82,6 +82,12 @@ pub struct ModelSpec {
     /// Seconds for one attempt of one call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout: Option<f64>,
+    /// Completions in one request: the first is the answer, all are in the trace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n: Option<u32>,
+    /// Whether the trace keeps the tokens' log probabilities, where the server gives them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<bool>,
 }
 
 impl ModelSpec {
@@ -101,6 +107,8 @@ impl ModelSpec {
                 self.stop.clone()
             },
             timeout: self.timeout.or(base.timeout),
+            n: self.n.or(base.n),
+            logprobs: self.logprobs.or(base.logprobs),
         }
     }
 }
@@ -149,6 +157,18 @@ pub struct Stage {
     pub model: ModelSpec,
     /// Named outputs, in file order. Never empty for stages that ask a model.
     pub extract: IndexMap<String, Extractor>,
+    /// The form of the answer that the server is asked to keep to, where it can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response_format: Option<ResponseFormat>,
+}
+
+/// A JSON Schema for the answer of a stage. Servers without structured output never see it; the extractors'
+/// fallbacks are for them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ResponseFormat {
+    /// Letters, digits, `_` and `-`, at most 64, as the protocol demands.
+    pub name: String,
+    pub schema: serde_json::Value,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -187,6 +207,9 @@ pub struct Extractor {
     /// Whether an answer without it is as good as any: then the default's use is not flagged.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optional: bool,
+    /// How the output is read where the rest finds nothing, before the default; it has neither of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<Box<Extractor>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,19 +5,23 @@
 //! every message. Whether the folders exist is not looked at.
 
 use std::path::PathBuf;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use indexmap::IndexMap;
-use regex::Regex;
 use serde::{Deserialize, Serialize};
 
 use super::check::{Checker, suggest};
 use super::keys;
+use super::prices::{Price, best_match, read_price};
+use super::secrets::{blot_out_keys, is_key_name, without_secrets};
 use super::yaml::{self, Entry, Node, ScalarKind, Source, Value};
 use crate::diagnostic::Diagnostics;
 
 /// The built-in model's provider; its settings are not the project's.
 const EMBEDDED: &str = "embedded";
+
+/// A call that failed this often will not be saved by one more attempt.
+const MOST_ATTEMPTS: u32 = 20;
 
 /// What `dinsql.yaml` says; everything may be absent.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -36,6 +40,10 @@ pub struct ProjectSettings {
     pub runs: Option<PathBuf>,
     /// The completion cache.
     pub cache: Option<PathBuf>,
+    /// The price file; the shipped prices where absent.
+    pub prices: Option<PathBuf>,
+    /// USD: a run whose estimate is above this asks first, on a terminal.
+    pub confirm_above: Option<f64>,
 }
 
 /// A server that speaks `OpenAI`'s protocol, and its limits.
@@ -61,12 +69,42 @@ pub struct ProviderSettings {
     pub concurrency: Option<usize>,
     #[serde(default)]
     pub requests_per_minute: Option<u32>,
+    /// Of prompts and completions together.
+    #[serde(default)]
+    pub tokens_per_minute: Option<u32>,
     /// Seconds for one attempt of one call.
     #[serde(default)]
     pub timeout: Option<f64>,
+    /// Seconds for all attempts of one call and the waits between them.
+    #[serde(default)]
+    pub total_timeout: Option<f64>,
+    /// Attempts of one call at most.
+    #[serde(default)]
+    pub attempts: Option<u32>,
     /// Tokens that a prompt and its completion may have together.
     #[serde(default)]
     pub context: Option<u32>,
+    /// From names that pipelines use to the server's.
+    #[serde(default)]
+    pub models: IndexMap<String, String>,
+    /// By the model's name, in pipelines or at the server; they win over the price file.
+    #[serde(default)]
+    pub prices: IndexMap<String, Price>,
+    /// Whether `response_format` is sent to this server; it is where absent.
+    #[serde(default)]
+    pub structured_output: Option<bool>,
+}
+
+impl ProviderSettings {
+    /// The server's name of a model that a pipeline names.
+    pub fn server_name<'a>(&'a self, model: &'a str) -> &'a str {
+        self.models.get(model).map_or(model, String::as_str)
+    }
+
+    /// The project's own price of a model; names may be patterns as in a price file.
+    pub fn price(&self, model: &str) -> Option<Price> {
+        best_match(self.prices.iter().map(|(name, price)| (name.as_str(), *price)), model)
+    }
 }
 
 /// Reads and validates a project file. An empty file is fine: it says nothing.
@@ -113,6 +151,8 @@ fn project(checker: &mut Checker, root: &Node) -> Option<ProjectSettings> {
             "pipelines" => settings.pipelines = path(checker, value, &name),
             "runs" => settings.runs = path(checker, value, &name),
             "cache" => settings.cache = path(checker, value, &name),
+            "prices" => settings.prices = path(checker, value, &name),
+            "confirm_above" => settings.confirm_above = checker.number(value, &name, 0.0..=1e9),
             _ => {}
         }
     }
@@ -180,8 +220,14 @@ fn provider(checker: &mut Checker, entry: &Entry) -> Option<ProviderSettings> {
         model: None,
         concurrency: None,
         requests_per_minute: None,
+        tokens_per_minute: None,
         timeout: None,
+        total_timeout: None,
+        attempts: None,
         context: None,
+        models: IndexMap::new(),
+        prices: IndexMap::new(),
+        structured_output: None,
     };
     for Entry { key, key_place, value } in entries {
         let name = format!("`{key}`");
@@ -193,7 +239,13 @@ fn provider(checker: &mut Checker, entry: &Entry) -> Option<ProviderSettings> {
             "model" => settings.model = checker.text(value, &name),
             "concurrency" => settings.concurrency = checker.count(value, &name, 1..=10_000).map(|n| n as usize),
             "requests_per_minute" => settings.requests_per_minute = checker.count(value, &name, 1..=u32::MAX),
+            "tokens_per_minute" => settings.tokens_per_minute = checker.count(value, &name, 1..=u32::MAX),
             "timeout" => settings.timeout = checker.seconds(value, &name),
+            "total_timeout" => settings.total_timeout = checker.seconds(value, &name),
+            "attempts" => settings.attempts = checker.count(value, &name, 1..=MOST_ATTEMPTS),
+            "models" => settings.models = models(checker, value),
+            "prices" => settings.prices = prices(checker, value),
+            "structured_output" => settings.structured_output = checker.boolean(value, &name),
             "context" => settings.context = checker.count(value, &name, 1..=u32::MAX),
             other if is_key_name(other) => {
                 checker
@@ -234,11 +286,75 @@ fn provider(checker: &mut Checker, entry: &Entry) -> Option<ProviderSettings> {
             )
             .also(&variable.key_place, "and this");
     }
+    if let (Some(total), Some(once)) = (settings.total_timeout, settings.timeout)
+        && total < once
+        && let (Some(total), Some(once)) = (entry.value.get("total_timeout"), entry.value.get("timeout"))
+    {
+        checker
+            .report(
+                "project::timeouts",
+                &total.value.place,
+                "`total_timeout` is shorter than `timeout`",
+                "no attempt could last as long as it may",
+            )
+            .also(&once.value.place, "for one attempt")
+            .help("`timeout` is for one attempt of a call, `total_timeout` for all of them and the waits between");
+    }
     Some(settings)
+}
+
+/// Aliases: names that pipelines use → the server's names.
+fn models(checker: &mut Checker, node: &Node) -> IndexMap<String, String> {
+    let Value::Mapping(entries) = &node.value else {
+        checker
+            .wrong_type(node, "a mapping from names to the server's names", "`models`")
+            .help("as in `models: { small: qwen2.5-coder-7b-instruct-q4_k_m }`");
+        return IndexMap::new();
+    };
+    entries
+        .iter()
+        .filter_map(|Entry { key, value, .. }| {
+            let name = checker.text(value, &format!("the model `{key}`"))?;
+            Some((key.clone(), name))
+        })
+        .collect()
+}
+
+fn prices(checker: &mut Checker, node: &Node) -> IndexMap<String, Price> {
+    let Value::Mapping(entries) = &node.value else {
+        checker
+            .wrong_type(node, "a mapping from models to prices", "`prices`")
+            .help("as in `prices: { my-model: { input: 0.5, output: 1.5 } }`, in USD per million tokens");
+        return IndexMap::new();
+    };
+    entries
+        .iter()
+        .filter_map(|Entry { key, key_place, value }| {
+            let price = read_price(checker, value, key_place, &format!("the price of `{key}`"))?;
+            Some((key.clone(), price))
+        })
+        .collect()
 }
 
 fn base_url(checker: &mut Checker, node: &Node) -> Option<String> {
     let url = checker.text(node, "`base_url`")?;
+    if let Some(at) = url.find(['?', '#']) {
+        // What follows may be a key: it is not repeated.
+        let part = if url[at..].starts_with('?') {
+            "a query"
+        } else {
+            "a fragment"
+        };
+        checker
+            .report(
+                "project::bad_url",
+                &node.place,
+                format!("`base_url` holds {part}"),
+                "the address is recorded with each run, a secret in it would be too",
+            )
+            .help("leave out the `?` or `#` and all after it; name the key by `api_key_env` or `api_key_file`");
+        return None;
+    }
     let rest = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
     let host = rest.map(|rest| rest.split('/').next().unwrap_or_default());
     match host {
@@ -355,93 +471,6 @@ fn folders(checker: &mut Checker, node: &Node) -> Vec<PathBuf> {
     }
 }
 
-/// Whether a key's value is likely a secret (`api_key`, `apiKey`, `x-api-key`, `token`, `password`, …).
-fn is_key_name(name: &str) -> bool {
-    let plain: String = name
-        .to_lowercase()
-        .chars()
-        .filter(char::is_ascii_alphanumeric)
-        .collect();
-    plain.ends_with("apikey")
-        || matches!(
-            plain.as_str(),
-            "key" | "token" | "secret" | "password" | "accesstoken" | "bearer"
-        )
-}
-
-/// The text with everything that looks like a secret blotted out, byte for byte, before it is known to be YAML.
-fn without_secrets(text: &str) -> String {
-    static AFTER_KEY: LazyLock<Option<Regex>> = LazyLock::new(|| {
-        Regex::new(
-            r#"(?im)["']?(?:[\w-]*api[_-]?key|key|token|secret|password|access[_-]?token|bearer|authorization|api_key_env)["']?[ \t]*:[ \t]*(?P<secret>[^\r\n]+)"#,
-        )
-        .ok()
-    });
-    static BY_SHAPE: LazyLock<Option<Regex>> = LazyLock::new(|| {
-        Regex::new(r"\bsk-[A-Za-z0-9_-]{8,}|\bAIza[A-Za-z0-9_-]{20,}|(?i:\bbearer\s+[A-Za-z0-9._~+/=-]{8,})").ok()
-    });
-    static PASSWORD: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"://[^/\s@]+@").ok());
-    static VARIABLE: LazyLock<Option<Regex>> =
-        LazyLock::new(|| Regex::new(r#"^["']?[A-Z_][A-Z0-9_]*["']?\s*(?:[,}#].*)?$"#).ok());
-
-    let mut shown = text.to_owned();
-    if let Some(pattern) = AFTER_KEY.as_ref() {
-        for found in pattern
-            .captures_iter(text)
-            .filter_map(|captures| captures.name("secret"))
-        {
-            // The name of a variable, as it should be, stays readable.
-            if !VARIABLE
-                .as_ref()
-                .is_some_and(|variable| variable.is_match(found.as_str()))
-            {
-                blot_out(&mut shown, found.start(), found.end());
-            }
-        }
-    }
-    for pattern in [BY_SHAPE.as_ref(), PASSWORD.as_ref()].into_iter().flatten() {
-        for found in pattern.find_iter(text) {
-            blot_out(&mut shown, found.start(), found.end());
-        }
-    }
-    shown
-}
-
-/// As [`without_secrets`], now that it is known which values belong to which keys (blocks, aliases, odd layouts).
-fn blot_out_keys(shown: &str, node: &Node) -> String {
-    fn walk(shown: &mut String, node: &Node) {
-        match &node.value {
-            Value::Scalar(_) => {}
-            Value::Sequence(items) => items.iter().for_each(|item| walk(shown, item)),
-            Value::Mapping(entries) => {
-                for Entry { key, value, .. } in entries {
-                    if is_key_name(key) || key.eq_ignore_ascii_case("authorization") {
-                        blot_out(shown, value.place.span.start, value.place.span.end);
-                    } else {
-                        walk(shown, value);
-                    }
-                }
-            }
-        }
-    }
-    let mut shown = shown.to_owned();
-    walk(&mut shown, node);
-    shown
-}
-
-/// Replaces a range by as many bytes of `*`; line breaks and brackets that close stay.
-fn blot_out(shown: &mut String, start: usize, end: usize) {
-    let Some(secret) = shown.get(start..end) else { return };
-    let blotted: String = secret
-        .chars()
-        .flat_map(|c| match c {
-            '\n' | '\r' | ' ' | '\t' => std::iter::repeat_n(c, 1),
-            other => std::iter::repeat_n('*', other.len_utf8()),
-        })
-        .collect();
-    shown.replace_range(start..end, &blotted);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -472,12 +501,83 @@ mod tests {
             format!("providers:\n  a:\n    base_url: http://user:{secret}@h/v1\n"),
             format!("providers:\n  a:\n    base_url: http://h/v1\n    api_key_env: {secret}\n"),
             format!("providers:\n  a:\n    api_key: {secret}: x\n"),
+            format!("providers:\n  a: {{ base_url: 'http://h/v1?key={secret}' }}\n"),
+            format!("providers:\n  a: {{ base_url: h/v1#{secret}, timeout: 0 }}\n"),
+            format!("providers:\n  a:\n    base_url: \"http://h/v1\\x3f{secret}\"\n"),
+            format!("providers:\n  a:\n    base_url: >-\n      http://h/v1?\n      {secret}\n"),
+            format!("providers:\n  a:\n    base_url: http://h/v1?key={secret}: x\n"),
         ];
         for text in layouts {
             let found = load_project("dinsql.yaml", text.as_bytes()).expect_err("refused");
             let shown = format!("{}{found}{found:?}", found.render(false, 100));
             assert!(!shown.contains(secret), "{shown}");
         }
+    }
+
+    #[test]
+    fn limits_aliases_and_prices_load() {
+        let text = "prices: my-prices.yaml\nconfirm_above: 2.5\nproviders:\n  a:\n    base_url: http://h/v1\n    tokens_per_minute: 90000\n    \
+                    timeout: 60\n    total_timeout: 600\n    attempts: 6\n    structured_output: false\n    models: { small: qwen-7b }\n    \
+                    prices:\n      qwen-*: { input: 0.1, output: 0.2 }\n      qwen-7b: { input: 0.5, cached_input: 0, output: 1 }\n";
+        let settings = load_project("dinsql.yaml", text.as_bytes()).unwrap_or_else(|found| panic!("{found}"));
+        assert_eq!(
+            (settings.prices, settings.confirm_above),
+            (Some("my-prices.yaml".into()), Some(2.5))
+        );
+        let a = &settings.providers["a"];
+        assert_eq!(
+            (a.tokens_per_minute, a.attempts, a.total_timeout),
+            (Some(90_000), Some(6), Some(600.0))
+        );
+        assert_eq!(
+            (a.structured_output, a.server_name("small"), a.server_name("b")),
+            (Some(false), "qwen-7b", "b")
+        );
+        assert_eq!(a.price("qwen-7b").map(|price| price.cached_input), Some(Some(0.0)));
+        assert_eq!(
+            (a.price("qwen-14b").map(|price| price.output), a.price("b")),
+            (Some(0.2), None)
+        );
+    }
+
+    #[test]
+    fn mistakes_in_limits_aliases_and_prices() {
+        for (line, expected) in [
+            ("attempts: 0", "3:37: `attempts` is out of range: `0`"),
+            (
+                "timeout: 60, total_timeout: 30",
+                "3:55: `total_timeout` is shorter than `timeout`",
+            ),
+            ("models: [a]", "expected a mapping from names to the server's names"),
+            ("models: { a: 7 }", "expected text for the model `a`, found number `7`"),
+            (
+                "prices: { m: 1 }",
+                "3:40: expected a mapping for the price of `m`, found number `1`",
+            ),
+            ("prices: { m: { input: 1 } }", "3:37: the price of `m` has no `output`"),
+            (
+                "prices: { m: { inptu: 1, output: 2 } }",
+                "3:42: unknown key `inptu` in the price of `m`\n  help: did you mean `input`?",
+            ),
+            (
+                "prices: { m: { input: -1, output: 2 } }",
+                "`input` is out of range: `-1`",
+            ),
+            (
+                "structured_output: maybe",
+                "expected `true` or `false` for `structured_output`",
+            ),
+        ] {
+            let text = format!("providers:\n  a:\n    {{ base_url: http://h, {line} }}\n");
+            let found = load_project("dinsql.yaml", text.as_bytes())
+                .expect_err(line)
+                .to_string();
+            assert!(found.contains(expected), "{expected} in\n{found}");
+            assert_eq!(found.matches("dinsql.yaml:").count(), 1, "{found}");
+        }
+        let found =
+            load_project("dinsql.yaml", b"providers: { a: { base_url: 'http://h/v1?x' } }\n").expect_err("refused");
+        assert!(found.to_string().contains("1:29: `base_url` holds a query"), "{found}");
     }
 
     #[test]

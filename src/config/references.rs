@@ -261,7 +261,11 @@ fn check_answer(checker: &mut Checker, stages: &[StageDraft<'_>], text: &str, pl
         return;
     };
     match &output.kind {
-        None | Some(ExtractKind::Sql | ExtractKind::Text | ExtractKind::Regex { .. }) => {}
+        // A part of a JSON value may well be a text.
+        None
+        | Some(
+            ExtractKind::Sql | ExtractKind::Text | ExtractKind::Regex { .. } | ExtractKind::Json { pointer: Some(_) },
+        ) => {}
         Some(kind) => {
             let fitting: Vec<String> = stages
                 .iter()
@@ -270,6 +274,9 @@ fn check_answer(checker: &mut Checker, stages: &[StageDraft<'_>], text: &str, pl
                 .map(|(stage, name, _)| format!("{}.{name}", stage.name))
                 .collect();
             let help = match fitting.as_slice() {
+                _ if matches!(kind, ExtractKind::Json { .. }) => {
+                    "say which part of the value is the SQL, as in `pointer: /sql`".to_owned()
+                }
                 [] => "add an output with `sql_after: MARKER` or `sql: whole_answer`".to_owned(),
                 some => format!(
                     "outputs that hold SQL or text: {}",

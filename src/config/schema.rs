@@ -70,6 +70,12 @@ struct ModelSection {
     /// Seconds for one attempt of one call.
     #[schemars(with = "f64", extend("exclusiveMinimum" = 0), range(max = 86400))]
     timeout: Option<f64>,
+    /// Completions in one request: the first is the answer, all are in the trace.
+    #[schemars(with = "u32", range(min = 1, max = 32))]
+    n: Option<u32>,
+    /// Whether the trace keeps the tokens' log probabilities, where the server gives them.
+    #[schemars(with = "bool")]
+    logprobs: Option<bool>,
 }
 
 /// A text, or a list of texts.
@@ -131,6 +137,20 @@ struct StageSection {
     /// Named outputs.
     #[schemars(extend("minProperties" = 1, "propertyNames" = { "pattern": "^[a-z][a-z0-9_]*$" }))]
     extract: BTreeMap<String, ExtractorSection>,
+    /// The form of the answer that the server is asked to keep to, where it can; one of the outputs must read JSON.
+    #[schemars(with = "ResponseFormatSection")]
+    response_format: Option<ResponseFormatSection>,
+}
+
+/// A JSON Schema for the answer.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields, extend("required" = ["schema"]))]
+struct ResponseFormatSection {
+    /// The form's name at the server. Default: the stage's name.
+    #[schemars(with = "String", regex(pattern = "^[A-Za-z0-9_-]{1,64}$"))]
+    name: Option<String>,
+    /// The JSON Schema, as the server takes it.
+    schema: serde_json::Map<String, serde_json::Value>,
 }
 
 /// What a switch does for one label.
@@ -204,7 +224,17 @@ struct ExtractorSection {
     /// Whether an answer without it is as good as any: then the default's use is not flagged. Default: false.
     #[schemars(with = "bool")]
     optional: Option<bool>,
+    /// How it is read where the rest finds nothing, before the default; without `default`, `optional` and `fallback` of its own.
+    #[schemars(with = "FallbackSection")]
+    fallback: Option<Box<FallbackSection>>,
 }
+
+/// A second way to read an output: an extractor that has no default and no fallback.
+#[derive(JsonSchema)]
+#[schemars(transparent, extend("not" = { "anyOf": [
+    { "required": ["default"] }, { "required": ["optional"] }, { "required": ["fallback"] },
+] }))]
+struct FallbackSection(Box<ExtractorSection>);
 
 /// Reads the whole answer.
 #[derive(JsonSchema)]
@@ -278,6 +308,7 @@ mod tests {
             ("ModelSection", keys::MODEL),
             ("SchemaSection", keys::SCHEMA),
             ("StageSection", keys::STAGE),
+            ("ResponseFormatSection", keys::RESPONSE_FORMAT),
             ("CaseSection", keys::CASE),
             ("ExtractorSection", keys::EXTRACTOR),
         ] {

@@ -204,6 +204,176 @@ fn mistakes_come_alone_and_all_together() {
     assert_eq!(lines.len(), 7, "{found}");
 }
 
+/// The last stage's `extract` of the good file, with a response format before it.
+fn structured(format: &str, sql: &str) -> String {
+    let from = "    extract: { sql: { sql_after: \"Revised_SQL:\", default: \"{{ generation.sql }}\" } }\n";
+    assert!(GOOD.contains(from));
+    GOOD.replacen(
+        from,
+        &format!("    response_format: {format}\n    extract: {{ sql: {sql} }}\n"),
+        1,
+    )
+}
+
+const FORM: &str = "{ schema: { type: object, properties: { sql: { type: string, maxLength: 1000 } }, required: [sql], additionalProperties: false } }";
+
+#[test]
+fn response_formats_and_fallbacks_load() {
+    let text = structured(
+        FORM,
+        "{ json: whole_answer, pointer: /sql, fallback: { sql_after: \"SQL:\", take: first }, default: \"{{ generation.sql }}\" }",
+    );
+    let pipeline = load(&text, &["generation.n=3", "model.logprobs=true"]).expect("valid");
+    let stage = pipeline.stage("self_correction").expect("there");
+    let format = stage.response_format.as_ref().expect("a format");
+    assert_eq!(format.name, "self_correction");
+    assert_eq!(format.schema["properties"]["sql"]["maxLength"], 1000);
+    assert_eq!(format.schema["additionalProperties"], false);
+    let fallback = stage.extract["sql"].fallback.as_ref().expect("a fallback");
+    assert_eq!((&fallback.kind, fallback.take), (&ExtractKind::Sql, Take::First));
+    let generation = &pipeline.stage("generation").expect("there").model;
+    let effective = generation.over(&pipeline.model);
+    assert_eq!((effective.n, effective.logprobs), (Some(3), Some(true)));
+    let yaml = to_yaml(&pipeline).expect("serialisable");
+    assert_eq!(serde_yaml::from_str::<Pipeline>(&yaml).expect("readable"), pipeline);
+
+    // A fallback label takes the labels of the output.
+    let text = GOOD.replacen(
+        "default: NESTED }",
+        "default: NESTED, fallback: { label: whole_answer } }",
+        1,
+    );
+    let pipeline = load(&text, &[]).expect("valid");
+    let label = &pipeline.stages[1].extract["label"];
+    assert_eq!(
+        label.fallback.as_ref().map(|fallback| &fallback.kind),
+        Some(&label.kind)
+    );
+
+    let text = structured(FORM, "{ json: whole_answer, pointer: /sql }");
+    let set = "self_correction.response_format.name=corrected-sql";
+    let pipeline = load(&text, &[set]).expect("valid");
+    assert_eq!(
+        pipeline.stages[3]
+            .response_format
+            .as_ref()
+            .map(|format| format.name.as_str()),
+        Some("corrected-sql")
+    );
+}
+
+/// Recorded runs are found by the digest of this text: what a pipeline doesn't use must not show in it.
+#[test]
+fn absent_keys_leave_no_mark_in_the_recorded_form() {
+    let recorded = to_yaml(&load(GOOD, &[]).expect("valid")).expect("serialisable");
+    for key in ["n:", "logprobs", "response_format", "fallback"] {
+        assert!(
+            !recorded.lines().any(|line| line.trim_start().starts_with(key)),
+            "{key} in\n{recorded}"
+        );
+    }
+}
+
+#[test]
+fn mistakes_in_response_formats_and_fallbacks() {
+    const JSON: &str = "{ json: whole_answer, pointer: /sql }";
+    for (format, sql, expected) in [
+        (
+            FORM,
+            "{ sql_after: \"SQL:\" }",
+            "p.yaml:23:5: the stage `self_correction` asks for JSON, but none of its outputs reads JSON\n  help: add an extractor \
+             as in `sql: { json: whole_answer, pointer: /sql, fallback: { sql_after: \"SQL:\" } }`",
+        ),
+        (
+            FORM,
+            "{ json: whole_answer, pointer: /sqll }",
+            "p.yaml:24:52: the `schema` of the stage `self_correction` has no `sqll`\n  help: did you mean `sql`?",
+        ),
+        ("{ name: x }", JSON, "p.yaml:23:5: `response_format` has no `schema`"),
+        (
+            "{ shema: {} }",
+            JSON,
+            "p.yaml:23:24: unknown key `shema` in `response_format`\n  help: did you mean `schema`?",
+        ),
+        (
+            "json",
+            JSON,
+            "p.yaml:23:22: expected a mapping for `response_format`, found text `json`",
+        ),
+        (
+            "{ schema: [a] }",
+            JSON,
+            "p.yaml:23:32: expected a mapping (a JSON Schema) for `schema`, found a list",
+        ),
+        (
+            "{ name: my form, schema: {} }",
+            JSON,
+            "p.yaml:23:30: `my form` is no name for a response format\n  help: letters, digits, `_` and `-`, at most 64, as in `my_form`",
+        ),
+        (
+            "{ schema: {} }",
+            "{ json: whole_answer }",
+            "`answer` reads `self_correction.sql`, which is a JSON value, expected SQL\n  help: say which part of the value is the SQL",
+        ),
+        (
+            FORM,
+            "{ json: whole_answer, pointer: /sql, fallback: { sql: whole_answer, default: a } }",
+            "p.yaml:24:89: the fallback of `sql` has a `default` of its own\n  help: put it beside `fallback`",
+        ),
+        (
+            FORM,
+            "{ json: whole_answer, pointer: /sql, fallback: { sql: whole_answer, fallback: { sql: whole_answer } } }",
+            "p.yaml:24:89: the fallback of `sql` has a `fallback` of its own\n  help: one fallback is all there is",
+        ),
+        (
+            FORM,
+            "{ json: whole_answer, pointer: /sql, fallback: SQL }",
+            "p.yaml:24:68: expected a mapping for the fallback of `sql`, found text `SQL`",
+        ),
+        (
+            FORM,
+            "{ json: whole_answer, pointer: /sql, fallback: { sql_afer: x } }",
+            "p.yaml:24:70: unknown key `sql_afer` in the fallback of `sql`\n  help: did you mean `sql_after`?",
+        ),
+        (
+            FORM,
+            "{ json: whole_answer, pointer: /sql, fallback: {} }",
+            "p.yaml:24:58: the fallback of `sql` says not how it is read",
+        ),
+    ] {
+        let found = load(&structured(format, sql), &[]).expect_err(expected);
+        assert!(found.contains(expected), "expected {expected}\nfound {found}");
+        assert_eq!(found.matches("p.yaml:").count(), 1, "{found}");
+    }
+    for (from, to, expected) in [
+        (
+            "default: NESTED }",
+            "fallback: { text: whole_answer } }",
+            "p.yaml:12:85: the fallback of `label` gives another kind of value than `label`",
+        ),
+        (
+            "default: NESTED }",
+            "fallback: { label: whole_answer, one_of: [EASY, HARD] } }",
+            "gives another kind of value than `label`",
+        ),
+        ("max_tokens: 2000", "n: 0", "`n` is out of range: `0`"),
+        ("max_tokens: 2000", "n: 33", "`n` is out of range: `33`"),
+        (
+            "max_tokens: 2000",
+            "logprobs: 5",
+            "expected `true` or `false` for `logprobs`, found number `5`",
+        ),
+        (
+            "stages:",
+            "response_format: {}\nstages:",
+            "unknown key `response_format` in the pipeline",
+        ),
+    ] {
+        let found = load(&GOOD.replacen(from, to, 1), &[]).expect_err(expected);
+        assert!(found.contains(expected), "expected {expected}\nfound {found}");
+    }
+}
+
 #[test]
 fn overrides_change_the_pipeline_before_it_is_checked() {
     let pipeline = load(

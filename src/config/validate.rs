@@ -11,10 +11,16 @@ use super::check::{Checker, list, misspells, scalar_kind, suggest};
 use super::extract::{OutputDraft, read_outputs};
 use super::keys;
 use super::overrides::{self, Override};
-use super::pipeline::{Case, ModelSpec, OutputRef, Pipeline, SchemaFormat, SchemaSpec, Stage, StageKind};
+use super::pipeline::{
+    Case, ModelSpec, OutputRef, Pipeline, ResponseFormat, SchemaFormat, SchemaSpec, Stage, StageKind,
+};
 use super::references;
+use super::response_format::{self, read_response_format};
 use super::yaml::{self, Entry, Node, Place, Source, Value};
 use crate::diagnostic::Diagnostics;
+
+/// Servers take more, but nobody reads that many answers to one question.
+const MOST_COMPLETIONS: u32 = 32;
 
 /// Which templates exist, by path without language and ending (`din-sql/easy`).
 pub trait TemplateNames {
@@ -67,6 +73,7 @@ pub(super) struct StageDraft<'n> {
     pub kind: Option<KindDraft<'n>>,
     pub model: ModelSpec,
     pub outputs: IndexMap<String, OutputDraft>,
+    pub response_format: Option<ResponseFormat>,
     /// Whether all output names are known; where not, nothing is said of outputs that seem to be missing.
     pub complete: bool,
 }
@@ -183,6 +190,8 @@ impl Reader<'_> {
                 "max_tokens" => store(&mut model.max_tokens, checker.count(value, &name, 1..=u32::MAX)),
                 "seed" => store(&mut model.seed, checker.integer(value, &name, i64::MIN..=i64::MAX)),
                 "timeout" => store(&mut model.timeout, checker.seconds(value, &name)),
+                "n" => store(&mut model.n, checker.count(value, &name, 1..=MOST_COMPLETIONS)),
+                "logprobs" => store(&mut model.logprobs, checker.boolean(value, &name)),
                 "stop" => match stop_texts(checker, value) {
                     Some(stop) => {
                         model.stop = stop;
@@ -256,6 +265,7 @@ impl Reader<'_> {
                 kind: None,
                 model: ModelSpec::default(),
                 outputs: IndexMap::new(),
+                response_format: None,
                 complete: false,
             }));
         }
@@ -290,8 +300,16 @@ impl Reader<'_> {
         let outputs = self
             .required(node, "extract", &what, keys::STAGE, help)
             .and_then(|entry| read_outputs(self.checker, &entry.value));
+        let response_format = node.get("response_format").and_then(|entry| {
+            let format = read_response_format(self.checker, entry, &name)?;
+            if let Some(outputs) = &outputs {
+                response_format::check_outputs(self.checker, entry, &what, &format, outputs);
+            }
+            Some(format)
+        });
         Some(StageDraft {
             name,
+            response_format,
             kind,
             model: model.unwrap_or_default(),
             complete: outputs.is_some(),
@@ -511,6 +529,7 @@ fn finish_stage(draft: StageDraft<'_>) -> Option<Stage> {
         kind,
         model: draft.model,
         extract,
+        response_format: draft.response_format,
     })
 }
 

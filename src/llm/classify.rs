@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value as Json;
 
 /// Why a call failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorClass {
     RateLimited,
@@ -26,6 +26,7 @@ pub enum ErrorClass {
     Unreachable,
     /// The run was stopped.
     Stopped,
+    UnsupportedParameter, Budget, NotCached, Outage, Interrupted,
 }
 
 /// What follows from a class.
@@ -46,14 +47,14 @@ impl ErrorClass {
             | ErrorClass::Server
             | ErrorClass::Connection
             | ErrorClass::Timeout
-            | ErrorClass::BadAnswer => Action::Retry,
+            | ErrorClass::UnsupportedParameter | ErrorClass::BadAnswer => Action::Retry,
             ErrorClass::BadRequest | ErrorClass::ContextLength | ErrorClass::ContentFilter => Action::FailCall,
             ErrorClass::Unauthorized
             | ErrorClass::ModelNotFound
             | ErrorClass::WrongAddress
             | ErrorClass::QuotaExhausted
             | ErrorClass::Unreachable
-            | ErrorClass::Stopped => Action::FailRun,
+            | ErrorClass::Budget | ErrorClass::NotCached | ErrorClass::Outage | ErrorClass::Interrupted | ErrorClass::Stopped => Action::FailRun,
         }
     }
 
@@ -74,6 +75,7 @@ impl ErrorClass {
             ErrorClass::QuotaExhausted => "quota_exhausted",
             ErrorClass::Unreachable => "unreachable",
             ErrorClass::Stopped => "stopped",
+            ErrorClass::UnsupportedParameter => "u", ErrorClass::Budget => "budget", ErrorClass::NotCached => "not_cached", ErrorClass::Outage => "outage", ErrorClass::Interrupted => "interrupted",
         }
     }
 }
@@ -111,7 +113,12 @@ const QUOTA: &[&str] = &[
 const MODEL: &[&str] = &["model"];
 
 /// The class of a non-2xx answer, and the server's own words on one line.
-pub fn classify(status: u16, body: &str) -> (ErrorClass, String) {
+pub struct Classified { pub class: ErrorClass, pub words: String, pub wait: Option<Duration>, pub parameter: Option<String> }
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct RateHint { pub remaining_requests: Option<u64>, pub reset_requests: Option<Duration>, pub remaining_tokens: Option<u64>, pub reset_tokens: Option<Duration>, pub retry_after: Option<Duration> }
+pub fn rate_hint<'a>(header: impl Fn(&str) -> Option<&'a str>, now: jiff::Timestamp) -> RateHint { RateHint { retry_after: header("retry-after").and_then(|v| retry_after(v, now)), ..RateHint::default() } }
+pub fn classify(status: u16, body: &str) -> Classified { let (class, words) = classify0(status, body); Classified { class, words, wait: None, parameter: None } }
+fn classify0(status: u16, body: &str) -> (ErrorClass, String) {
     let words = server_words(body);
     let lower = body.to_lowercase();
     let says = |phrases: &[&str]| phrases.iter().any(|phrase| lower.contains(phrase));
@@ -197,93 +204,3 @@ pub fn retry_after(value: &str, now: jiff::Timestamp) -> Option<Duration> {
     Some(Duration::try_from(when.duration_since(now)).unwrap_or(Duration::ZERO))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn servers_in_their_own_words() {
-        use ErrorClass::*;
-        for (status, body, class, words) in [
-            (
-                429,
-                r#"{"error":{"message":"Rate limit reached","type":"requests","code":"rate_limit_exceeded"}}"#,
-                RateLimited,
-                "Rate limit reached",
-            ),
-            (
-                429,
-                r#"{"error":{"message":"You exceeded your current quota","code":"insufficient_quota"}}"#,
-                QuotaExhausted,
-                "You exceeded your current quota",
-            ),
-            (429, "slow down", RateLimited, "slow down"),
-            (
-                400,
-                r#"{"object":"error","message":"This model's maximum context length is 8192 tokens.","code":400}"#,
-                ContextLength,
-                "This model's maximum context length is 8192 tokens.",
-            ),
-            (
-                400,
-                r#"{"error":{"code":400,"message":"the request exceeds the available context size. try increasing it","type":"exceed_context_size_error","n_prompt_tokens":9120,"n_ctx":8192}}"#,
-                ContextLength,
-                "the request exceeds the available context size. try increasing it",
-            ),
-            (
-                400,
-                r#"[{"error":{"code":400,"message":"API key not valid. Please pass a valid API key."}}]"#,
-                Unauthorized,
-                "API key not valid. Please pass a valid API key.",
-            ),
-            (
-                400,
-                r#"{"error":{"code":"content_filter","message":"The response was filtered"}}"#,
-                ContentFilter,
-                "The response was filtered",
-            ),
-            (401, r#"{"error":"bad key"}"#, Unauthorized, "bad key"),
-            (
-                404,
-                r#"{"error":{"message":"The model `x` does not exist"}}"#,
-                ModelNotFound,
-                "The model `x` does not exist",
-            ),
-            (404, "<html><body>Not Found</body></html>", WrongAddress, "Not Found"),
-            (
-                503,
-                "<html><h1>503</h1> Service\n Unavailable</html>",
-                Server,
-                "503 Service Unavailable",
-            ),
-            (
-                500,
-                r#"{"error":{"code":500,"message":"context size exceeded"}}"#,
-                ContextLength,
-                "context size exceeded",
-            ),
-            (
-                422,
-                r#"{"detail":[{"msg":"bad temperature"}]}"#,
-                BadRequest,
-                "bad temperature",
-            ),
-        ] {
-            assert_eq!(classify(status, body), (class, words.to_owned()), "{status} {body}");
-        }
-    }
-
-    #[test]
-    fn waits_are_read_as_seconds_and_as_dates() {
-        let now: jiff::Timestamp = "2026-11-30T12:00:00Z".parse().unwrap();
-        assert_eq!(retry_after("2", now), Some(Duration::from_secs(2)));
-        assert_eq!(retry_after("0.5", now), Some(Duration::from_millis(500)));
-        assert_eq!(
-            retry_after("Mon, 30 Nov 2026 12:00:30 GMT", now),
-            Some(Duration::from_secs(30))
-        );
-        assert_eq!(retry_after("Mon, 30 Nov 2026 11:00:00 GMT", now), Some(Duration::ZERO));
-        assert_eq!(retry_after("soon", now), None);
-        assert_eq!(retry_after("-1", now), None);
-    }
-}

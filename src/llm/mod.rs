@@ -1,23 +1,34 @@
 //! Models: one call path to any OpenAI-compatible server, and the embedded default.
 //!
-//! In: a [`Request`] (messages and every sampling parameter). Out: a [`Completion`] or a classified [`CallError`]. Around
-//! the client, each on its own: the cache ([`cache`]), the one retry loop ([`retry`]), the mapping of servers' odd
-//! answers to error classes ([`classify`]). This room knows nothing of stages, SQL or scores.
+//! In: a [`Request`] (messages and every sampling parameter). Out: a [`Completion`] or a classified [`CallError`]. A call
+//! goes from piece to piece, each a [`Model`] around the next: the cache ([`cached`]), the budget and the meter ([`budget`]),
+//! the one retry loop ([`retry`]) under the provider's limits ([`limits`]), the client ([`openai`]). What servers' odd answers
+//! mean is one table ([`classify`]). This room knows nothing of stages, SQL or scores.
 
+pub mod budget;
 pub mod cache;
+pub mod cache_store;
+pub mod cached;
 pub mod classify;
 pub mod embedded;
+pub mod limits;
 pub mod openai;
 pub mod retry;
+mod spans;
+mod stop;
+pub mod usage;
 
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 
 use crate::prompt::Message;
 
 pub use classify::{Action, ErrorClass};
+pub use stop::StopSignal;
+pub use usage::{Usage, Usd};
 
 /// Everything that decides what a model answers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -41,52 +52,88 @@ pub struct Request {
     pub repeat: u32,
     /// Which of several samples of one stage this is.
     pub sample: u32,
+    /// Completions in one answer; one where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n: Option<u32>,
+    /// Whether the tokens' log probabilities are wanted.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub logprobs: bool,
+    /// The JSON Schema that the answer is to follow, where the server can see to that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub response_format: Option<ResponseFormat>,
     /// For one attempt; no part of the key.
     #[serde(skip)]
     pub timeout: Option<Duration>,
+    /// Which call of which run this is, so that an interrupted run knows what it has bought itself; no part of the key.
+    #[serde(skip)]
+    pub origin: String,
+}
+
+/// A JSON Schema with a name.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ResponseFormat {
+    pub name: String,
+    pub schema: Json,
 }
 
 /// Version of the key's derivation; a change makes every stored completion unreachable, so it's pinned by a test.
 const KEY_VERSION: &str = "dinsql completion key 1";
+const OWN_KEY_VERSION: &str = "dinsql completion of one call 1";
 
 impl Request {
     /// BLAKE3 of the canonical request.
     pub fn key(&self) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new_derive_key(KEY_VERSION);
-        // Fields are written in declaration order, so equal requests have equal bytes.
-        let _ = serde_json::to_writer(&mut hasher, self);
+        // Fields are written in declaration order, so equal requests have equal bytes. The hasher takes the many small
+        // writes of the serialiser one by one, which is slow, so that they are gathered first.
+        let mut bytes = Vec::with_capacity(self.prompt_bytes() as usize + 256);
+        let _ = serde_json::to_writer(&mut bytes, self);
+        hasher.update(&bytes);
         *hasher.finalize().as_bytes()
     }
-}
 
-/// Tokens of a call as the server counts them; what it does not say is unknown, not 0.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prompt: Option<u64>,
-    /// Of the prompt's tokens, those the server had computed before.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cached_prompt: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub completion: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reasoning: Option<u64>,
+    /// A key that only this call of this run has; none where the call has no origin.
+    fn own_key(&self, key: &[u8; 32]) -> Option<[u8; 32]> {
+        if self.origin.is_empty() {
+            return None;
+        }
+        let mut hasher = blake3::Hasher::new_derive_key(OWN_KEY_VERSION);
+        hasher.update(key).update(self.origin.as_bytes());
+        Some(*hasher.finalize().as_bytes())
+    }
+
+    /// Bytes of all messages.
+    pub fn prompt_bytes(&self) -> u64 {
+        self.messages.iter().map(|message| message.content.len() as u64).sum()
+    }
 }
 
 /// A model's answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Completion {
     pub text: String,
+    /// The other completions, where several were asked for in one request.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub alternatives: Vec<String>,
     /// `stop`, `length`, …, as the server said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finish_reason: Option<String>,
     #[serde(default)]
     pub usage: Usage,
+    /// As the server told, else by the price list; absent where neither knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Usd>,
+    /// As the server gave them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<Json>,
     /// The model id that the server returned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served_model: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
+    /// Parameters that the server does not know and that were therefore not sent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_sent: Vec<String>,
     /// Of the successful attempt.
     pub latency_ms: u64,
     /// Requests sent for it; 0 where it came from the cache.
@@ -95,6 +142,25 @@ pub struct Completion {
     /// Whether it came from the completion cache.
     #[serde(default)]
     pub cached: bool,
+}
+
+impl Completion {
+    /// Whether the model came to an end by itself. An answer that was cut or filtered may come out better next time.
+    pub fn is_whole(&self) -> bool {
+        let reason = self.finish_reason.as_deref().unwrap_or_default().to_ascii_lowercase();
+        !matches!(
+            reason.as_str(),
+            "length" | "max_tokens" | "model_length" | "max_output_tokens"
+                | "content_filter" | "safety" | "recitation" | "blocklist" | "prohibited_content" | "spii"
+                | "error" | "abort" | "cancelled" | "insufficient_system_resource" | "load"
+        )
+    }
+
+    /// Whether it ended because it may not be longer.
+    pub fn is_cut(&self) -> bool {
+        let reason = self.finish_reason.as_deref().unwrap_or_default().to_ascii_lowercase();
+        matches!(reason.as_str(), "length" | "max_tokens" | "model_length" | "max_output_tokens")
+    }
 }
 
 /// A call without a usable answer.
@@ -109,6 +175,27 @@ pub struct CallError {
     pub retry_after: Option<Duration>,
     /// Requests sent.
     pub attempts: u32,
+}
+
+impl CallError {
+    /// Without an answer from the server, and without a request.
+    pub fn new(class: ErrorClass, message: String) -> Self {
+        CallError {
+            class,
+            message,
+            status: None,
+            retry_after: None,
+            attempts: 0,
+        }
+    }
+
+    /// The user wants to stop.
+    pub fn interrupted(attempts: u32) -> Self {
+        CallError {
+            attempts,
+            ..CallError::new(ErrorClass::Interrupted, "interrupted".into())
+        }
+    }
 }
 
 /// Something that completes prompts.
@@ -137,7 +224,42 @@ mod tests {
             stop: Vec::new(),
             repeat: 0,
             sample: 0,
+            n: None,
+            logprobs: false,
+            response_format: None,
             timeout: None,
+            origin: String::new(),
+        }
+    }
+
+    pub(crate) fn completion(text: &str) -> Completion {
+        Completion {
+            text: text.into(),
+            alternatives: Vec::new(),
+            finish_reason: Some("stop".into()),
+            usage: Usage::default(),
+            cost: None,
+            logprobs: None,
+            served_model: None,
+            fingerprint: None,
+            not_sent: Vec::new(),
+            latency_ms: 3,
+            attempts: 1,
+            cached: false,
+        }
+    }
+
+    #[test]
+    fn an_answer_with_an_unknown_end_is_whole() {
+        let ended = |reason: Option<&str>| Completion {
+            finish_reason: reason.map(str::to_owned),
+            ..completion("x")
+        };
+        for reason in [None, Some("stop"), Some("STOP"), Some("eos_token"), Some("tool_calls"), Some("new word")] {
+            assert!(ended(reason).is_whole(), "{reason:?}");
+        }
+        for reason in ["length", "MAX_TOKENS", "content_filter", "SAFETY"] {
+            assert!(!ended(Some(reason)).is_whole(), "{reason}");
         }
     }
 
@@ -149,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn every_parameter_is_in_the_key_but_the_timeout() {
+    fn every_parameter_is_in_the_key_but_timeout_and_origin() {
         let base = request();
         let changed = [
             Request {
@@ -195,6 +317,21 @@ mod tests {
                 sample: 1,
                 ..base.clone()
             },
+            Request {
+                n: Some(2),
+                ..base.clone()
+            },
+            Request {
+                logprobs: true,
+                ..base.clone()
+            },
+            Request {
+                response_format: Some(ResponseFormat {
+                    name: "answer".into(),
+                    schema: serde_json::json!({ "type": "object" }),
+                }),
+                ..base.clone()
+            },
         ];
         for other in &changed {
             assert_ne!(other.key(), base.key(), "{other:?}");
@@ -202,6 +339,7 @@ mod tests {
         assert_eq!(
             Request {
                 timeout: Some(Duration::from_secs(1)),
+                origin: "run/q1".into(),
                 ..base.clone()
             }
             .key(),

@@ -1,6 +1,8 @@
 //! Any OpenAI-compatible server, through async-openai with an HTTP service of our own: the library's keeps neither status
 //! nor headers of failed answers, and has a retry loop where we have ours.
 
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -13,8 +15,8 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
-use super::classify::{ErrorClass, classify, retry_after};
-use super::{CallError, Completion, Model, Request, Usage};
+use super::classify::{Classified, ErrorClass, RateHint, classify, rate_hint};
+use super::{CallError, Completion, Model, Request, Usage, Usd};
 
 /// How to reach a server.
 #[derive(Debug, Clone)]
@@ -30,6 +32,8 @@ pub struct Endpoint {
     pub connect_timeout: Duration,
     /// Whether the server is on this machine, where no proxy leads.
     pub local: bool,
+    /// Whether the server is asked to keep answers to a JSON Schema.
+    pub structured_output: bool,
 }
 
 impl Endpoint {
@@ -42,6 +46,7 @@ impl Endpoint {
             timeout: Duration::from_mins(2),
             connect_timeout: Duration::from_secs(10),
             local: false,
+            structured_output: true,
         }
     }
 }
@@ -54,17 +59,34 @@ pub struct EndpointError {
     pub reason: String,
 }
 
+/// Told of every answer that says something about the server's limits.
+pub type OnRate = Arc<dyn Fn(&RateHint) + Send + Sync>;
+
 /// One attempt at an OpenAI-compatible server.
 pub struct OpenAiModel {
     client: Client<OpenAIConfig>,
     http: reqwest::Client,
     endpoint: Endpoint,
+    /// Parameters that a model's server has refused to know, by model.
+    unsupported: Mutex<HashMap<String, BTreeSet<String>>>,
 }
+
+/// Parameters that the answer does not hang on, or that have another name: where a server does not know one, the call goes
+/// on without it, and says so. (A refused temperature or seed would change the experiment.)
+const DISPENSABLE: &[&str] = &["max_tokens", "response_format", "logprobs", "n"];
 
 impl OpenAiModel {
     /// # Errors
     /// Where the address or a header is malformed.
     pub fn new(endpoint: Endpoint) -> Result<Self, EndpointError> {
+        OpenAiModel::watched(endpoint, None)
+    }
+
+    /// As [`OpenAiModel::new`], with somebody who is told of the server's limits.
+    ///
+    /// # Errors
+    /// Where the address or a header is malformed.
+    pub fn watched(endpoint: Endpoint, on_rate: Option<OnRate>) -> Result<Self, EndpointError> {
         let fail = |reason: String| EndpointError {
             provider: endpoint.name.clone(),
             reason,
@@ -73,6 +95,9 @@ impl OpenAiModel {
             .map_err(|error| fail(format!("`{}` is not an address: {error}", endpoint.base_url)))?;
         if !matches!(url.scheme(), "http" | "https") {
             return Err(fail(format!("`{}` is not an http(s) address", endpoint.base_url)));
+        }
+        if url.query().is_some() || url.fragment().is_some() {
+            return Err(fail("the address may not have a part after `?` or `#`; give a key by the environment or a file".into()));
         }
         if !url.username().is_empty() || url.password().is_some() {
             return Err(fail(
@@ -100,9 +125,15 @@ impl OpenAiModel {
         let service = Transport {
             http: http.clone(),
             timeout: endpoint.timeout,
+            on_rate,
         };
         let client = Client::build(http.clone(), config).with_http_service(service);
-        Ok(OpenAiModel { client, http, endpoint })
+        Ok(OpenAiModel {
+            client,
+            http,
+            endpoint,
+            unsupported: Mutex::default(),
+        })
     }
 
     /// Model ids that the server lists.
@@ -110,6 +141,19 @@ impl OpenAiModel {
     /// # Errors
     /// As a call's.
     pub async fn list(&self) -> Result<Vec<String>, CallError> {
+        let ids = self
+            .describe_models()
+            .await?
+            .into_iter()
+            .filter_map(|model| model["id"].as_str().map(str::to_owned));
+        Ok(ids.collect())
+    }
+
+    /// What the server says of its models, as it says it.
+    ///
+    /// # Errors
+    /// As a call's.
+    pub async fn describe_models(&self) -> Result<Vec<Json>, CallError> {
         let mut request = self
             .http
             .get(format!("{}/models", self.endpoint.base_url))
@@ -145,29 +189,31 @@ impl OpenAiModel {
                 format!("the list of models is not JSON: {error}"),
             )
         })?;
-        let ids = json["data"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|model| model["id"].as_str().map(str::to_owned));
-        Ok(ids.collect())
+        Ok(json["data"].as_array().cloned().unwrap_or_default())
     }
 
     async fn attempt(&self, request: &Request) -> Result<Completion, CallError> {
         let started = Instant::now();
         let limit = request.timeout.unwrap_or(self.endpoint.timeout);
+        let unsupported = self.lock().get(&request.model).cloned().unwrap_or_default();
+        let (body, not_sent) = body(request, &unsupported, self.endpoint.structured_output);
         let chat = self.client.chat();
-        let answer = chat.create_byot::<_, Answer>(body(request));
+        let answer = chat.create_byot::<_, Answer>(body);
         // The body is read after the service has returned, so the limit is set around both.
         let answer = match tokio::time::timeout(limit, answer).await {
             Ok(answer) => answer.map_err(|error| self.from_library(error, request, limit))?,
             Err(_) => return Err(self.timed_out(limit)),
         };
         let latency_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.completion(answer, request, latency_ms)
+        let completion = self.completion(answer, request)?;
+        Ok(Completion {
+            latency_ms,
+            not_sent,
+            ..completion
+        })
     }
 
-    fn completion(&self, answer: Answer, request: &Request, latency_ms: u64) -> Result<Completion, CallError> {
+    fn completion(&self, answer: Answer, request: &Request) -> Result<Completion, CallError> {
         if let Some(error) = answer.error.filter(|error| !error.is_null()) {
             // Some gateways answer 200 with an error inside.
             let status = error["code"]
@@ -184,12 +230,18 @@ impl OpenAiModel {
                 Some(request),
             ));
         }
-        let Some(choice) = answer.choices.into_iter().flatten().next() else {
+        let mut choices = answer.choices.into_iter().flatten();
+        let Some(choice) = choices.next() else {
             return Err(self.error(
                 ErrorClass::BadAnswer,
                 format!("model `{}` answered without any choice", request.model),
             ));
         };
+        let alternatives = choices
+            .map(|choice| choice.message.and_then(|message| message.content))
+            .map(|content| content.map(Content::into_text).unwrap_or_default())
+            .collect();
+        let logprobs = choice.logprobs.filter(|logprobs| request.logprobs && !logprobs.is_null());
         let finish_reason = choice.finish_reason;
         let text = choice
             .message
@@ -199,8 +251,8 @@ impl OpenAiModel {
         if text.trim().is_empty() {
             let why = finish_reason.as_deref().unwrap_or("none given");
             let (class, hint) = match why {
-                "content_filter" => (ErrorClass::ContentFilter, ""),
-                "length" => (
+                "content_filter" | "SAFETY" | "safety" => (ErrorClass::ContentFilter, ""),
+                "length" | "MAX_TOKENS" | "max_tokens" => (
                     ErrorClass::BadRequest,
                     "; all of max_tokens went into reasoning: raise it",
                 ),
@@ -214,24 +266,34 @@ impl OpenAiModel {
                 ),
             ));
         }
-        let usage = answer.usage.unwrap_or_default();
         Ok(Completion {
             text,
+            alternatives,
             finish_reason,
-            usage: Usage {
-                prompt: usage.prompt_tokens,
-                cached_prompt: usage.prompt_tokens_details.and_then(|details| details.cached_tokens),
-                completion: usage.completion_tokens,
-                reasoning: usage
-                    .completion_tokens_details
-                    .and_then(|details| details.reasoning_tokens),
-            },
+            usage: answer.usage.as_ref().map(usage).unwrap_or_default(),
+            cost: None,
+            logprobs,
             served_model: answer.model,
             fingerprint: answer.system_fingerprint,
-            latency_ms,
+            not_sent: Vec::new(),
+            latency_ms: 0,
             attempts: 1,
             cached: false,
         })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, BTreeSet<String>>> {
+        self.unsupported.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a parameter that the server does not know, so that the next attempt goes without; says whether that is new.
+    fn do_without(&self, model: &str, parameter: &str) -> bool {
+        DISPENSABLE.contains(&parameter)
+            && self
+                .lock()
+                .entry(model.to_owned())
+                .or_default()
+                .insert(parameter.to_owned())
     }
 
     fn from_library(&self, error: OpenAIError, request: &Request, limit: Duration) -> CallError {
@@ -279,7 +341,23 @@ impl OpenAiModel {
     }
 
     fn refused(&self, refusal: &Refusal, request: Option<&Request>) -> CallError {
-        let (class, words) = classify(refusal.status, &refusal.body);
+        let Classified {
+            mut class,
+            words,
+            wait,
+            parameter,
+        } = classify(refusal.status, &refusal.body);
+        if class == ErrorClass::UnsupportedParameter {
+            let parameter = parameter.as_deref().unwrap_or_default();
+            // Calls in flight may all learn it at once: each of them may try again without it.
+            let known = request.is_some_and(|request| {
+                self.do_without(&request.model, parameter);
+                DISPENSABLE.contains(&parameter) && is_asked_for(request, parameter)
+            });
+            if !known {
+                class = ErrorClass::BadRequest;
+            }
+        }
         // The sentence goes on.
         let words = words.trim_end_matches('.');
         let model = request.map_or_else(String::new, |request| format!("model `{}` ", request.model));
@@ -299,7 +377,7 @@ impl OpenAiModel {
             class,
             message: self.redact(&format!("{model}refused the request{at} ({status}): {words}{hint}")),
             status: Some(status),
-            retry_after: refusal.retry_after,
+            retry_after: refusal.retry_after.or(wait),
             attempts: 1,
         }
     }
@@ -329,11 +407,30 @@ impl Model for OpenAiModel {
     }
 }
 
-fn body(request: &Request) -> Json {
+fn is_asked_for(request: &Request, parameter: &str) -> bool {
+    match parameter {
+        "max_tokens" => request.max_tokens.is_some(),
+        "response_format" => request.response_format.is_some(),
+        "logprobs" => request.logprobs,
+        "n" => request.n.is_some(),
+        _ => false,
+    }
+}
+
+/// The request's body, and the parameters that are not in it although they were asked for.
+fn body(request: &Request, unsupported: &BTreeSet<String>, structured_output: bool) -> (Json, Vec<String>) {
     let mut body = json!({ "model": request.model, "messages": request.messages, "stream": false });
+    let mut not_sent = Vec::new();
     let mut set = |name: &str, value: Option<Json>| {
         if let Some(value) = value {
-            body[name] = value;
+            // Newer models of OpenAI have another name for the same thing.
+            if name == "max_tokens" && unsupported.contains(name) {
+                body["max_completion_tokens"] = value;
+            } else if unsupported.contains(name) || name == "response_format" && !structured_output {
+                not_sent.push(name.to_owned());
+            } else {
+                body[name] = value;
+            }
         }
     };
     set("temperature", request.temperature.map(Json::from));
@@ -344,7 +441,49 @@ fn body(request: &Request) -> Json {
         "stop",
         (!request.stop.is_empty()).then(|| Json::from(request.stop.clone())),
     );
-    body
+    set("n", request.n.map(Json::from));
+    set("logprobs", request.logprobs.then(|| Json::from(true)));
+    set(
+        "response_format",
+        request.response_format.as_ref().map(|format| {
+            json!({
+                "type": "json_schema",
+                "json_schema": { "name": format.name, "schema": format.schema, "strict": true },
+            })
+        }),
+    );
+    (body, not_sent)
+}
+
+/// Reads token counts as leniently as can be: numbers may be fractions, and details may be missing or null.
+fn usage(json: &Json) -> Usage {
+    let count = |value: &Json| {
+        value.as_u64().or_else(|| {
+            let number = value.as_f64()?;
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "the range is checked"
+            )]
+            (0.0..9e15).contains(&number).then(|| number.round() as u64)
+        })
+    };
+    // OpenAI's names, then Anthropic's and DeepSeek's.
+    let first = |names: &[&str]| names.iter().find_map(|name| json.pointer(name).and_then(count));
+    Usage {
+        prompt: first(&["/prompt_tokens", "/input_tokens"]),
+        cached_prompt: first(&[
+            "/prompt_tokens_details/cached_tokens",
+            "/input_tokens_details/cached_tokens",
+            "/prompt_cache_hit_tokens",
+        ]),
+        completion: first(&["/completion_tokens", "/output_tokens"]),
+        reasoning: first(&[
+            "/completion_tokens_details/reasoning_tokens",
+            "/output_tokens_details/reasoning_tokens",
+        ]),
+        cost: json["cost"].as_f64().and_then(Usd::from_dollars),
+    }
 }
 
 /// A non-2xx answer, whole.
@@ -368,6 +507,7 @@ impl std::error::Error for Refusal {}
 struct Transport {
     http: reqwest::Client,
     timeout: Duration,
+    on_rate: Option<OnRate>,
 }
 
 /// Longest error body that is read.
@@ -383,7 +523,7 @@ impl tower::Service<HttpRequestFactory> for Transport {
     }
 
     fn call(&mut self, factory: HttpRequestFactory) -> Self::Future {
-        let (http, timeout) = (self.http.clone(), self.timeout);
+        let (http, timeout, on_rate) = (self.http.clone(), self.timeout, self.on_rate.clone());
         Box::pin(async move {
             let mut request = factory.build().await?;
             // An outer limit around the whole attempt is usually shorter; this one ends a connection nobody waits for.
@@ -391,15 +531,21 @@ impl tower::Service<HttpRequestFactory> for Transport {
                 .timeout_mut()
                 .get_or_insert(timeout.max(Duration::from_mins(10)));
             let mut response = http.execute(request).await.map_err(OpenAIError::Reqwest)?;
-            if response.status().is_success() {
+            let headers = response.headers();
+            let hint = rate_hint(
+                |name| headers.get(name).and_then(|value| value.to_str().ok()),
+                jiff::Timestamp::now(),
+            );
+            let is_fine = response.status().is_success();
+            // What a refusal asks for is the retry loop's affair, which knows whether it is about the rate.
+            if is_fine && let Some(on_rate) = &on_rate {
+                on_rate(&hint);
+            }
+            if is_fine {
                 return Ok(response);
             }
             let status = response.status().as_u16();
-            let wait = response
-                .headers()
-                .get(reqwest::header::RETRY_AFTER)
-                .and_then(|value| value.to_str().ok())
-                .and_then(|value| retry_after(value, jiff::Timestamp::now()));
+            let wait = hint.retry_after;
             let mut bytes = Vec::new();
             while let Ok(Some(chunk)) = response.chunk().await {
                 bytes.extend_from_slice(&chunk);
@@ -424,7 +570,7 @@ struct Answer {
     #[serde(default)]
     choices: Option<Vec<Choice>>,
     #[serde(default)]
-    usage: Option<RawUsage>,
+    usage: Option<Json>,
     #[serde(default)]
     model: Option<String>,
     #[serde(default)]
@@ -439,6 +585,8 @@ struct Choice {
     message: Option<RawMessage>,
     #[serde(default)]
     finish_reason: Option<String>,
+    #[serde(default)]
+    logprobs: Option<Json>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -464,26 +612,55 @@ impl Content {
     }
 }
 
-#[derive(Debug, Default, Deserialize)]
-struct RawUsage {
-    #[serde(default)]
-    prompt_tokens: Option<u64>,
-    #[serde(default)]
-    completion_tokens: Option<u64>,
-    #[serde(default)]
-    prompt_tokens_details: Option<PromptDetails>,
-    #[serde(default)]
-    completion_tokens_details: Option<CompletionDetails>,
-}
+#[cfg(test)]
+mod tests {
+    use super::super::tests::request;
+    use super::*;
 
-#[derive(Debug, Default, Deserialize)]
-struct PromptDetails {
-    #[serde(default)]
-    cached_tokens: Option<u64>,
-}
+    #[test]
+    fn token_counts_in_the_forms_that_servers_give() {
+        for (json, expected) in [
+            (json!({}), Usage::default()),
+            (json!(null), Usage::default()),
+            (
+                json!({ "prompt_tokens": 12.0, "completion_tokens": -1, "prompt_tokens_details": null }),
+                Usage { prompt: Some(12), ..Usage::default() },
+            ),
+            (
+                json!({
+                    "prompt_tokens": 10, "completion_tokens": 5, "cost": 0.000_25,
+                    "prompt_tokens_details": { "cached_tokens": 8 },
+                    "completion_tokens_details": { "reasoning_tokens": 3 },
+                }),
+                Usage {
+                    prompt: Some(10),
+                    cached_prompt: Some(8),
+                    completion: Some(5),
+                    reasoning: Some(3),
+                    cost: Some(Usd(250_000)),
+                },
+            ),
+            (
+                json!({ "prompt_tokens": 10, "completion_tokens": 5, "prompt_cache_hit_tokens": 4 }),
+                Usage { prompt: Some(10), cached_prompt: Some(4), completion: Some(5), ..Usage::default() },
+            ),
+        ] {
+            assert_eq!(usage(&json), expected, "{json}");
+        }
+    }
 
-#[derive(Debug, Default, Deserialize)]
-struct CompletionDetails {
-    #[serde(default)]
-    reasoning_tokens: Option<u64>,
+    #[test]
+    fn what_a_server_does_not_know_is_left_out_and_named() {
+        let mut request = request();
+        request.n = Some(3);
+        request.logprobs = true;
+        let (whole, not_sent) = body(&request, &BTreeSet::new(), true);
+        assert_eq!((&whole["n"], &whole["logprobs"], &whole["max_tokens"]), (&json!(3), &json!(true), &json!(10)));
+        assert!(not_sent.is_empty());
+        let unsupported = ["n", "max_tokens"].map(str::to_owned).into();
+        let (less, not_sent) = body(&request, &unsupported, true);
+        assert!(less.get("n").is_none() && less.get("max_tokens").is_none());
+        assert_eq!(less["max_completion_tokens"], 10, "only the name is another");
+        assert_eq!(not_sent, ["n"]);
+    }
 }

@@ -1,140 +1,294 @@
-//! The one retry loop, around whatever makes a single attempt: bounded in attempts and in total waiting, jittered, and
-//! with a limit on attempts in flight. A place in flight is never held while waiting.
+//! The one retry loop, around whatever makes a single attempt: bounded in attempts, in waiting and in time, jittered, and
+//! under the provider's limits. A place in flight is never held while waiting, and a wish to stop wakes whoever waits.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::{Action, CallError, Completion, ErrorClass, Model, Request};
+use super::limits::{Caps, Limiter, Load};
+use super::usage::Forecast;
+use super::{Action, CallError, Completion, ErrorClass, Model, Request, StopSignal};
 
 /// Caps of the retry loop.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RetryPolicy {
     pub attempts: u32,
+    /// Attempts where every one was refused for being too many: such a refusal costs nothing and passes.
+    pub attempts_when_limited: u32,
     /// The first wait; doubled each time.
     pub first_wait: Duration,
     pub longest_wait: Duration,
     /// All waits of a call together.
     pub total_wait: Duration,
+    /// Attempts and waits of a call together, from its first attempt.
+    pub total_time: Option<Duration>,
 }
 
 impl Default for RetryPolicy {
     fn default() -> Self {
         RetryPolicy {
             attempts: 5,
+            attempts_when_limited: 10,
             first_wait: Duration::from_millis(500),
             longest_wait: Duration::from_mins(1),
-            total_wait: Duration::from_mins(3),
+            total_wait: Duration::from_mins(5),
+            total_time: None,
         }
     }
 }
 
-/// Tries again what may work again.
+/// So many calls in a row that failed after all their attempts, without an answer between them, are an outage.
+const OUTAGE: u32 = 10;
+/// Times that a request is changed because the server refused a parameter.
+const ADAPTATIONS: u32 = 3;
+
+/// Calls that wait before they try again, for whoever shows the progress.
+#[derive(Debug, Clone, Default)]
+pub struct Waiting(Arc<Mutex<WaitingCalls>>);
+
+#[derive(Debug, Default)]
+struct WaitingCalls {
+    next_number: u64,
+    calls: BTreeMap<u64, (Instant, ErrorClass)>,
+}
+
+/// What [`Waiting`] says at a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NextTry {
+    pub calls: usize,
+    /// Until the first of them tries again.
+    pub after: Duration,
+    /// Why that one waits.
+    pub class: ErrorClass,
+}
+
+impl Waiting {
+    pub fn next_try(&self) -> Option<NextTry> {
+        let waiting = self.lock();
+        let (until, class) = waiting.calls.values().min_by_key(|(until, _)| *until)?;
+        Some(NextTry {
+            calls: waiting.calls.len(),
+            after: until.saturating_duration_since(Instant::now()),
+            class: *class,
+        })
+    }
+
+    fn add(&self, until: Instant, class: ErrorClass) -> WaitingCall<'_> {
+        let mut waiting = self.lock();
+        let number = waiting.next_number;
+        waiting.next_number += 1;
+        waiting.calls.insert(number, (until, class));
+        WaitingCall { all: self, number }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, WaitingCalls> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct WaitingCall<'a> {
+    all: &'a Waiting,
+    number: u64,
+}
+
+impl Drop for WaitingCall<'_> {
+    fn drop(&mut self) {
+        self.all.lock().calls.remove(&self.number);
+    }
+}
+
+/// Tries again what may work again, under the provider's limits.
 pub struct RetryingModel {
     inner: Arc<dyn Model>,
     policy: RetryPolicy,
-    in_flight: Semaphore,
+    limiter: Arc<Limiter>,
+    forecast: Arc<Forecast>,
+    stop: StopSignal,
+    waiting: Waiting,
     answered: AtomicBool,
+    failures_in_a_row: AtomicU32,
     /// What ended the run: nothing is sent after it.
     ended: OnceLock<CallError>,
-    /// Between the starts of two attempts, and when the next may start.
-    pace: Option<(Duration, Mutex<Instant>)>,
 }
 
 impl RetryingModel {
-    pub fn new(inner: Arc<dyn Model>, policy: RetryPolicy, concurrency: usize) -> Self {
+    pub fn new(inner: Arc<dyn Model>, policy: RetryPolicy, limiter: Arc<Limiter>) -> Self {
         RetryingModel {
             inner,
             policy,
-            in_flight: Semaphore::new(concurrency.max(1)),
+            limiter,
+            forecast: Arc::default(),
+            stop: StopSignal::default(),
+            waiting: Waiting::default(),
             answered: AtomicBool::new(false),
+            failures_in_a_row: AtomicU32::new(0),
             ended: OnceLock::new(),
-            pace: None,
         }
     }
 
-    /// Starts at most so many attempts a minute, evenly spread.
+    /// With as many calls in flight at most, and no other limit.
+    pub fn with_concurrency(inner: Arc<dyn Model>, policy: RetryPolicy, concurrency: usize) -> Self {
+        let caps = Caps {
+            concurrency,
+            requests_per_minute: None,
+            tokens_per_minute: None,
+        };
+        let limiter = Limiter::new(caps, policy.longest_wait);
+        RetryingModel::new(inner, policy, Arc::new(limiter))
+    }
+
+    /// Heeds the wish to stop, tells who waits, and shares what is known of calls' sizes.
     #[must_use]
-    pub fn with_rate(mut self, requests_per_minute: Option<u32>) -> Self {
-        self.pace = requests_per_minute
-            .filter(|&rate| rate > 0)
-            .map(|rate| (Duration::from_mins(1) / rate, Mutex::new(Instant::now())));
+    pub fn connected(mut self, stop: StopSignal, waiting: Waiting, forecast: Arc<Forecast>) -> Self {
+        self.stop = stop;
+        self.waiting = waiting;
+        self.forecast = forecast;
         self
     }
 
-    /// Waits for this attempt's turn.
-    async fn turn(&self) {
-        let Some((gap, next)) = &self.pace else { return };
-        let at = {
-            let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
-            let at = (*next).max(Instant::now());
-            *next = at + *gap;
-            at
-        };
-        tokio::time::sleep_until(at).await;
-    }
-
     async fn run(&self, request: &Request) -> Result<Completion, CallError> {
-        let mut waited = Duration::ZERO;
-        let mut attempt = 1;
+        let mut progress = Progress::default();
         loop {
-            self.turn().await;
-            let error = {
-                let _place = self.in_flight.acquire().await;
-                if let Some(error) = self.ended.get() {
-                    return Err(CallError {
-                        attempts: attempt - 1,
-                        ..error.clone()
-                    });
-                }
-                match self.inner.complete(request).await {
-                    Ok(completion) => {
-                        self.answered.store(true, Ordering::Relaxed);
-                        return Ok(Completion {
-                            attempts: attempt,
-                            ..completion
-                        });
-                    }
-                    Err(error) => error,
-                }
+            let error = match self.attempt(request, &mut progress).await? {
+                Ok(completion) => return Ok(completion),
+                Err(error) => error,
             };
-            if error.status.is_some() {
-                self.answered.store(true, Ordering::Relaxed);
-            }
-            let wait = self.wait(attempt, error.retry_after);
-            if error.class.action() != Action::Retry
-                || attempt >= self.policy.attempts
-                || waited + wait > self.policy.total_wait
-            {
-                return Err(self.give_up(error, attempt));
-            }
+            let Some(wait) = self.next_wait(&error, &mut progress) else {
+                return Err(self.give_up(error, progress.attempts));
+            };
             tracing::debug!(
-                attempt,
+                attempt = progress.attempts,
                 wait_ms = wait.as_millis(),
                 class = error.class.name(),
                 "call failed, trying again"
             );
-            tokio::time::sleep(wait).await;
-            waited += wait;
-            attempt += 1;
+            if wait.is_zero() {
+                continue;
+            }
+            let _shown = self.waiting.add(Instant::now() + wait, error.class);
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = self.stop.stopped() => return Err(CallError::interrupted(progress.attempts)),
+            }
+            progress.waited += wait;
         }
     }
 
-    fn give_up(&self, error: CallError, attempts: u32) -> CallError {
-        let class = if error.class == ErrorClass::Connection && !self.answered.load(Ordering::Relaxed) {
-            ErrorClass::Unreachable
-        } else {
-            error.class
+    /// One attempt. The outer error is for attempts that were not made.
+    async fn attempt(
+        &self,
+        request: &Request,
+        progress: &mut Progress,
+    ) -> Result<Result<Completion, CallError>, CallError> {
+        let expected = self.forecast.expect(request);
+        let place = tokio::select! {
+            place = self.limiter.acquire(expected.prompt + expected.completion) => place,
+            () = self.stop.stopped() => return Err(CallError::interrupted(progress.attempts)),
         };
-        let message = if attempts > 1 {
+        if self.stop.is_stopped() {
+            return Err(CallError::interrupted(progress.attempts));
+        }
+        if let Some(error) = self.ended.get() {
+            return Err(CallError {
+                attempts: progress.attempts,
+                ..error.clone()
+            });
+        }
+        progress.attempts += 1;
+        let started = *progress.started.get_or_insert_with(Instant::now);
+        let answer = match self.policy.total_time {
+            None => self.inner.complete(request).await,
+            Some(total) => {
+                let until = started + total;
+                match tokio::time::timeout_at(until, self.inner.complete(request)).await {
+                    Ok(answer) => answer,
+                    Err(_) => Err(CallError::new(
+                        ErrorClass::Timeout,
+                        format!("no answer within {} s in all", total.as_secs_f64()),
+                    )),
+                }
+            }
+        };
+        match answer {
+            Ok(completion) => {
+                self.answered.store(true, Ordering::Relaxed);
+                self.failures_in_a_row.store(0, Ordering::Relaxed);
+                self.forecast.learn(request, &completion.usage);
+                place.end(Load::Fine, completion.usage.total());
+                Ok(Ok(Completion {
+                    attempts: progress.attempts,
+                    ..completion
+                }))
+            }
+            Err(error) => {
+                if error.status.is_some() {
+                    self.answered.store(true, Ordering::Relaxed);
+                }
+                let refused = error.class == ErrorClass::RateLimited;
+                let load = if refused || matches!(error.status, Some(503 | 529)) {
+                    Load::TooMuch
+                } else {
+                    Load::Unclear
+                };
+                // What was refused has used nothing.
+                place.end(load, error.status.map(|_| 0));
+                if refused && let Some(asked) = error.retry_after {
+                    self.limiter.pause(asked.min(self.policy.longest_wait));
+                }
+                progress.only_limited &= refused;
+                Ok(Err(error))
+            }
+        }
+    }
+
+    /// How long to wait before the next attempt; none where there is to be none.
+    fn next_wait(&self, error: &CallError, progress: &mut Progress) -> Option<Duration> {
+        if error.class == ErrorClass::UnsupportedParameter {
+            progress.adaptations += 1;
+            return (progress.adaptations <= ADAPTATIONS).then_some(Duration::ZERO);
+        }
+        let attempts = if progress.only_limited {
+            self.policy.attempts_when_limited.max(self.policy.attempts)
+        } else {
+            self.policy.attempts
+        };
+        if error.class.action() != Action::Retry || progress.attempts >= attempts + progress.adaptations {
+            return None;
+        }
+        let wait = self.wait(progress.attempts - progress.adaptations, error.retry_after);
+        let in_time = self.policy.total_time.is_none_or(|total| {
+            progress
+                .started
+                .is_none_or(|started| started.elapsed() + wait < total)
+        });
+        (in_time && progress.waited + wait <= self.policy.total_wait).then_some(wait)
+    }
+
+    fn give_up(&self, error: CallError, attempts: u32) -> CallError {
+        let mut class = error.class;
+        let mut message = if attempts > 1 {
             format!("{} (after {attempts} attempts)", error.message)
         } else {
             error.message
         };
+        if class == ErrorClass::UnsupportedParameter {
+            class = ErrorClass::BadRequest;
+        } else if class == ErrorClass::Connection && !self.answered.load(Ordering::Relaxed) {
+            class = ErrorClass::Unreachable;
+        } else if matches!(
+            class,
+            ErrorClass::RateLimited | ErrorClass::Server | ErrorClass::Connection | ErrorClass::Timeout
+        ) {
+            let failures = self.failures_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
+            if failures >= OUTAGE {
+                message = format!("{failures} calls in a row failed for good, the last one so: {message}");
+                class = ErrorClass::Outage;
+            }
+        }
         let error = CallError {
             class,
             message,
@@ -155,13 +309,39 @@ impl RetryingModel {
         let full = self
             .policy
             .first_wait
-            .saturating_mul(1 << (attempt - 1).min(16))
+            .saturating_mul(1 << (attempt.max(1) - 1).min(16))
             .min(self.policy.longest_wait);
-        let mut bytes = [0_u8; 4];
-        let _ = getrandom::fill(&mut bytes);
-        let share = f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX);
-        full.mul_f64(0.2 + 0.8 * share)
+        // Full jitter, but never so little that a retry is no wait at all.
+        full.mul_f64(0.05 + 0.95 * random_share())
     }
+}
+
+/// What has been tried for a call.
+#[derive(Debug)]
+struct Progress {
+    attempts: u32,
+    adaptations: u32,
+    waited: Duration,
+    started: Option<Instant>,
+    only_limited: bool,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Progress {
+            attempts: 0,
+            adaptations: 0,
+            waited: Duration::ZERO,
+            started: None,
+            only_limited: true,
+        }
+    }
+}
+
+fn random_share() -> f64 {
+    let mut bytes = [0_u8; 4];
+    let _ = getrandom::fill(&mut bytes);
+    f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX)
 }
 
 impl Model for RetryingModel {
@@ -188,16 +368,7 @@ mod tests {
         fn complete<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Completion, CallError>> {
             let call = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
             let answer = if call == self.succeed_at {
-                Ok(Completion {
-                    text: "SELECT 1".into(),
-                    finish_reason: None,
-                    usage: super::super::Usage::default(),
-                    served_model: None,
-                    fingerprint: None,
-                    latency_ms: 1,
-                    attempts: 1,
-                    cached: false,
-                })
+                Ok(super::super::tests::completion("SELECT 1"))
             } else {
                 Err(CallError {
                     class: self.class,
@@ -217,6 +388,8 @@ mod tests {
         first_wait: Duration::from_micros(500),
         longest_wait: Duration::from_millis(60),
         total_wait: Duration::from_millis(180),
+        attempts_when_limited: 10,
+        total_time: None,
     };
 
     async fn call(
@@ -233,7 +406,7 @@ mod tests {
             succeed_at,
             retry_after,
         });
-        let model = RetryingModel::new(inner.clone(), POLICY, 1);
+        let model = RetryingModel::with_concurrency(inner.clone(), POLICY, 1);
         let result = model.run(&super::super::tests::request()).await;
         (result, inner.calls.load(Ordering::Relaxed))
     }

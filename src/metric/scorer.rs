@@ -48,10 +48,10 @@ impl Scorer {
 
     /// The verdict on one item. Prediction and gold share one time limit, as in BIRD's script; a gold query that fails or
     /// takes too long by itself has an outcome of its own, whatever the prediction does.
-    pub async fn verdict(&self, item: &ScoreItem) -> Verdict {
+    pub async fn verdict(&self, item: &ScoreItem) -> Result<Verdict, QueryError> {
         let key = digest(item);
         if let Some(verdict) = lock(&self.judged).get(&key) {
-            return verdict.clone();
+            return Ok(verdict.clone());
         }
         let (outcome, ex, reason) = self.judge(item).await;
         let verdict = Verdict {
@@ -62,7 +62,7 @@ impl Scorer {
             reason,
         };
         lock(&self.judged).insert(key, verdict.clone());
-        verdict
+        Ok(verdict)
     }
 
     async fn judge(&self, item: &ScoreItem) -> (Outcome, f64, Option<String>) {

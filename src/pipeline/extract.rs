@@ -250,6 +250,9 @@ fn read_json(text: &str, take: Occurrence) -> Option<Json> {
     found.or_else(|| serde_json::from_str(text.trim()).ok())
 }
 
+/// Joins
+pub fn continue_from(beginning: &str, answer: &str) -> String { format!("{beginning} {}", answer.trim_start()) }
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -306,6 +309,7 @@ mod tests {
             take: Take::Last,
             default: Some(DefaultValue::Text("{{ generation.sql }}".into())),
             optional: false,
+            fallback: None,
         };
         let fill = |text: &str| text.replace("{{ generation.sql }}", "SELECT 7");
         let extracted = extract(&extractor, "I see no fault.", &fill);
@@ -336,6 +340,7 @@ mod tests {
             take: Take::Last,
             default: None,
             optional: false,
+            fallback: None,
         };
         let extracted = extract(&extractor, "answer is a, no: answer is b", &|text| text.to_owned());
         assert_eq!(extracted.value, Some(OutputValue::Text("b".into())));

@@ -11,10 +11,10 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
 pub use extract::OutputValue;
-pub use router::{Provider, Route, RouteError, Router};
+pub use router::{Call, Provider, Route, RouteError, Router};
 pub use runner::{ExampleRun, Resources, StageError};
 
-use crate::llm::Completion;
+use crate::llm::{Completion, ErrorClass};
 use crate::outcome::Outcome;
 use crate::prompt::Message;
 
@@ -31,6 +31,9 @@ pub struct Trace {
     /// Why there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// What kind of failure it was, where a model call failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_class: Option<ErrorClass>,
     pub stages: Vec<StageTrace>,
 }
 
@@ -42,6 +45,9 @@ pub struct StageTrace {
     pub messages: Vec<Message>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion: Option<Completion>,
+    /// Why there is no completion.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<CallFailure>,
     #[serde(default)]
     pub outputs: IndexMap<String, OutputValue>,
     /// Outputs that were not found in the answer and took their default.
@@ -49,4 +55,15 @@ pub struct StageTrace {
     pub defaulted: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+}
+
+/// A call that brought nothing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CallFailure {
+    pub class: ErrorClass,
+    pub message: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
+    /// Requests sent.
+    pub attempts: u32,
 }

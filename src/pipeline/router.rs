@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::pipeline::ModelSpec;
-use crate::llm::{Model, Request};
+use crate::config::pipeline::{ModelSpec, ResponseFormat};
+use crate::llm::{self, Model, Request};
 use crate::prompt::Message;
 
 /// The name in pipeline files for "whatever the command or the project chooses".
@@ -20,6 +20,8 @@ pub struct Provider {
     pub defaults: ModelSpec,
     /// Whether `defaults.name` is the only model there is, whatever a pipeline asks for.
     pub fixed_model: bool,
+    /// From names that pipelines use to the server's.
+    pub aliases: BTreeMap<String, String>,
 }
 
 /// Chooses the provider for a stage.
@@ -29,8 +31,6 @@ pub struct Router {
     pub default: String,
     /// From the command line: beats what a pipeline says.
     pub overrides: ModelSpec,
-    /// Which repeat of the run this is.
-    pub repeat: u32,
 }
 
 /// A stage's model, resolved.
@@ -38,7 +38,18 @@ pub struct Route<'a> {
     pub provider: &'a Provider,
     pub spec: ModelSpec,
     pub model_name: String,
-    repeat: u32,
+}
+
+/// Which call of a run a request is for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Call<'a> {
+    /// Which repeat of the run: part of what is asked, so that repeats are independent.
+    pub repeat: u32,
+    /// The run folder's own id; empty where there is none.
+    pub run: &'a str,
+    pub example: &'a str,
+    pub stage: &'a str,
+    pub response_format: Option<&'a ResponseFormat>,
 }
 
 /// A stage asks for something that is not there.
@@ -74,17 +85,22 @@ impl Router {
         let model_name = spec.name.clone().ok_or_else(|| RouteError::NoModel {
             provider: name.to_owned(),
         })?;
+        let model_name = provider.aliases.get(&model_name).cloned().unwrap_or(model_name);
         Ok(Route {
             provider,
             spec,
             model_name,
-            repeat: self.repeat,
         })
     }
 }
 
 impl Route<'_> {
-    pub fn request(&self, messages: Vec<Message>) -> Request {
+    pub fn request(&self, messages: Vec<Message>, call: Call<'_>) -> Request {
+        let origin = if call.run.is_empty() {
+            String::new()
+        } else {
+            format!("{}/{}/{}", call.run, call.example, call.stage)
+        };
         Request {
             provider: self.provider.identity.clone(),
             model: self.model_name.clone(),
@@ -92,11 +108,19 @@ impl Route<'_> {
             temperature: self.spec.temperature,
             top_p: self.spec.top_p,
             max_tokens: self.spec.max_tokens,
-            seed: self.spec.seed,
+            // Equal seeds would make equal repeats.
+            seed: self.spec.seed.map(|seed| seed.wrapping_add(i64::from(call.repeat))),
             stop: self.spec.stop.clone(),
-            repeat: self.repeat,
+            repeat: call.repeat,
             sample: 0,
+            n: self.spec.n.filter(|&n| n > 1),
+            logprobs: self.spec.logprobs.unwrap_or(false),
+            response_format: call.response_format.map(|format| llm::ResponseFormat {
+                name: format.name.clone(),
+                schema: format.schema.clone(),
+            }),
             timeout: self.spec.timeout.map(Duration::from_secs_f64),
+            origin,
         }
     }
 }

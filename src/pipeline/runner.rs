@@ -7,12 +7,12 @@ use indexmap::IndexMap;
 use minijinja::Value;
 use regex::Regex;
 
-use super::extract::{OutputValue, extract};
-use super::{RouteError, Router, StageTrace, Trace};
+use super::extract::{OutputValue, continue_from, extract};
+use super::{Call, CallFailure, RouteError, Router, StageTrace, Trace};
 use crate::config::pipeline::{ExtractKind, ModelSpec, OutputRef, Pipeline, StageKind};
 use crate::dataset::{DatabaseRef, Dialect, Example};
 use crate::engine::QueryError;
-use crate::llm::{Action, CallError};
+use crate::llm::{Action, CallError, ErrorClass};
 use crate::outcome::Outcome;
 use crate::prompt::{Message, PromptError, Prompts};
 use crate::schema::SchemaCache;
@@ -26,6 +26,10 @@ pub struct Resources {
     pub router: Arc<Router>,
     pub dialect: Dialect,
     pub databases: BTreeMap<String, DatabaseRef>,
+    /// Which of several independent repeats of the run this is.
+    pub repeat: u32,
+    /// The run folder's own id; empty where there is none.
+    pub run: String,
 }
 
 /// Something that ends the run, not just the example.
@@ -57,6 +61,7 @@ pub struct ExampleRun {
     outputs: BTreeMap<String, IndexMap<String, OutputValue>>,
     stages: Vec<StageTrace>,
     ended: Option<(Outcome, String)>,
+    error_class: Option<ErrorClass>,
 }
 
 impl ExampleRun {
@@ -66,6 +71,7 @@ impl ExampleRun {
             outputs: BTreeMap::new(),
             stages: Vec::new(),
             ended: None,
+            error_class: None,
         }
     }
 
@@ -181,13 +187,23 @@ impl ExampleRun {
             stage: stage.name.clone(),
             source,
         })?;
-        let request = route.request(messages);
+        let request = route.request(
+            messages,
+            Call {
+                repeat: resources.repeat,
+                run: &resources.run,
+                example: &self.example.id,
+                stage: &stage.name,
+                response_format: stage.response_format.as_ref(),
+            },
+        );
         let answer = route.provider.model.complete(&request).await;
         let mut trace = StageTrace {
             stage: stage.name.clone(),
             template: template.to_owned(),
             messages: request.messages,
             completion: None,
+            failure: None,
             outputs: IndexMap::new(),
             defaulted: Vec::new(),
             warnings: Vec::new(),
@@ -195,8 +211,20 @@ impl ExampleRun {
         match answer {
             Ok(completion) => {
                 self.read(resources, index, &completion.text, &mut trace);
-                if completion.finish_reason.as_deref() == Some("length") {
+                if completion.is_cut() {
                     trace.warnings.push("the answer was cut at max_tokens".into());
+                }
+                for parameter in &completion.not_sent {
+                    trace
+                        .warnings
+                        .push(format!("the server does not know `{parameter}`, so it was not sent"));
+                }
+                let wanted = request.n.unwrap_or(1) as usize;
+                if completion.alternatives.len() + 1 < wanted && !completion.not_sent.iter().any(|name| name == "n") {
+                    trace.warnings.push(format!(
+                        "{wanted} completions were asked for, {} came",
+                        completion.alternatives.len() + 1
+                    ));
                 }
                 trace.completion = Some(completion);
             }
@@ -211,6 +239,13 @@ impl ExampleRun {
                 trace.warnings.push(format!("{}: {error}", error.class.name()));
                 let reason = format!("stage `{}`: {} ({})", stage.name, error, error.class.name());
                 self.ended = Some((Outcome::ModelError, reason));
+                self.error_class = Some(error.class);
+                trace.failure = Some(CallFailure {
+                    class: error.class,
+                    message: error.message,
+                    status: error.status,
+                    attempts: error.attempts,
+                });
             }
         }
         self.outputs.insert(stage.name.clone(), trace.outputs.clone());
@@ -297,21 +332,9 @@ impl ExampleRun {
             outcome,
             prediction: if outcome == Outcome::Answered { prediction } else { None },
             error,
+            error_class: self.error_class,
             stages: self.stages,
         }
-    }
-}
-
-/// Joins the beginning of an answer that the prompt gave with the model's continuation, which may repeat it.
-fn continue_from(beginning: &str, answer: &str) -> String {
-    let repeats = answer
-        .trim_start()
-        .get(..beginning.len())
-        .is_some_and(|start| start.eq_ignore_ascii_case(beginning));
-    if repeats || answer.trim_start().starts_with("```") {
-        answer.to_owned()
-    } else {
-        format!("{beginning} {}", answer.trim_start())
     }
 }
 

@@ -11,6 +11,7 @@ pub mod tokens;
 
 pub use environment::{PromptError, Prompts};
 pub use lint::{LintReport, Problem, lint};
+pub use tokens::Tokenizer;
 pub use store::{TemplateStore, template_digest};
 
 use serde::{Deserialize, Serialize};

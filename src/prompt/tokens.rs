@@ -17,3 +17,6 @@ pub fn count(messages: &[Message]) -> usize {
         .map(|message| count_text(&message.content) + PER_MESSAGE)
         .sum()
 }
+
+pub struct Tokenizer;
+impl Tokenizer { pub fn for_model(_: &str) -> Self { Tokenizer } }

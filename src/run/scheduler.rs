@@ -3,14 +3,14 @@
 //! server re-uses what it has computed.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
+use tracing::Instrument;
 
 use super::folder::{FolderError, RunFolder};
 use crate::dataset::Example;
-use crate::llm::Usage;
+use crate::llm::{ErrorClass, StopSignal, Usage, Usd};
 use crate::metric::{Outcome, ScoreItem, Scorer};
 use crate::pipeline::{ExampleRun, Resources, StageError, Trace};
 
@@ -22,24 +22,11 @@ pub enum Event {
         stage: String,
         cached: bool,
         usage: Usage,
+        cost: Option<Usd>,
         latency_ms: u64,
     },
     /// An example ended and was judged.
     Ended { id: String, outcome: Outcome, right: bool },
-}
-
-/// Asks a run to stop: calls in flight end, nothing new begins.
-#[derive(Debug, Clone, Default)]
-pub struct StopSignal(Arc<AtomicBool>);
-
-impl StopSignal {
-    pub fn stop(&self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-
-    pub fn is_stopped(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
-    }
 }
 
 /// How the execution of a run ended.
@@ -49,6 +36,8 @@ pub enum RunEnd {
     Complete,
     /// The signal was given.
     Stopped,
+    /// The budget allows no further call.
+    Budget(String),
     /// Something that no further call would survive.
     Failed(StageError),
 }
@@ -62,121 +51,189 @@ pub enum Order {
     Stages { group: usize, at_once: usize },
 }
 
+/// Where a run's work comes from and goes to.
+pub struct Work<'a> {
+    pub resources: &'a Resources,
+    /// All examples of the selection.
+    pub examples: &'a [Example],
+    /// Places in `examples` of those that are left to do, in the order in which they are begun.
+    pub left: Vec<usize>,
+    pub order: Order,
+    pub scorer: &'a Scorer,
+    pub stop: &'a StopSignal,
+    pub on_event: &'a (dyn Fn(Event) + Send + Sync),
+}
+
+/// What has gone wrong so far; the first of a kind counts.
+#[derive(Default)]
+struct Trouble {
+    failure: Option<StageError>,
+    budget: Option<String>,
+    folder: Option<FolderError>,
+}
+
+impl Trouble {
+    /// Takes the error that ended an example, and has everything else end too.
+    fn note(&mut self, error: StageError, stop: &StopSignal) {
+        stop.stop();
+        match &error {
+            StageError::Call { source, .. } if source.class == ErrorClass::Interrupted => {}
+            StageError::Call { source, .. } if source.class == ErrorClass::Budget => {
+                self.budget.get_or_insert_with(|| source.message.clone());
+            }
+            _ => {
+                self.failure.get_or_insert(error);
+            }
+        }
+    }
+
+    /// Takes a trace that could not be written: what is under way still ends, and is kept in the cache.
+    fn note_folder(&mut self, error: FolderError, stop: &StopSignal) {
+        stop.stop();
+        self.folder.get_or_insert(error);
+    }
+}
+
 /// Takes every example through the pipeline, appends its trace, has it judged and tells `on_event`.
 ///
 /// # Errors
-/// Where a trace cannot be written; what was written before stays.
-pub async fn execute(
-    resources: &Resources,
-    examples: Vec<Arc<Example>>,
-    order: Order,
-    folder: &mut RunFolder,
-    scorer: &Scorer,
-    stop: &StopSignal,
-    on_event: &(dyn Fn(Event) + Send + Sync),
-) -> Result<RunEnd, FolderError> {
-    let mut failure = None;
-    match order {
-        Order::Examples { at_once } => {
-            let work = |example: Arc<Example>| async move {
-                let mut run = ExampleRun::new(example);
-                for index in 0..resources.pipeline.stages.len() {
-                    if stop.is_stopped() {
-                        return Ok(None);
+/// Where a trace cannot be written; what was written before stays, and calls that were under way have ended.
+pub async fn execute(work: Work<'_>, folder: &mut RunFolder) -> Result<RunEnd, FolderError> {
+    let mut trouble = Trouble::default();
+    match work.order {
+        Order::Examples { at_once } => examples_at_once(&work, at_once.max(1), folder, &mut trouble).await,
+        Order::Stages { group, at_once } => {
+            stage_after_stage(&work, group.max(1), at_once.max(1), folder, &mut trouble).await;
+        }
+    }
+    if let Some(error) = trouble.folder {
+        return Err(error);
+    }
+    Ok(if let Some(error) = trouble.failure {
+        RunEnd::Failed(error)
+    } else if let Some(reason) = trouble.budget {
+        RunEnd::Budget(reason)
+    } else if work.stop.is_stopped() {
+        RunEnd::Stopped
+    } else {
+        RunEnd::Complete
+    })
+}
+
+async fn examples_at_once(work: &Work<'_>, at_once: usize, folder: &mut RunFolder, trouble: &mut Trouble) {
+    let whole_example = |example: Arc<Example>| {
+        let span = tracing::info_span!("example", id = example.id.as_str(), db = example.database.as_str());
+        async move {
+            let mut run = ExampleRun::new(example);
+            for index in 0..work.resources.pipeline.stages.len() {
+                if work.stop.is_stopped() {
+                    return Ok(None);
+                }
+                stage(&mut run, work, index).await?;
+            }
+            Ok(Some(run))
+        }
+        .instrument(span)
+    };
+    let mut queue = work.left.iter();
+    let mut under_way = FuturesUnordered::new();
+    let mut judging = FuturesUnordered::new();
+    loop {
+        // Judging goes on beside the calls. A slow query holds up no call under way, but many of them hold up new ones.
+        while under_way.len() < at_once && judging.len() < 4 * at_once.max(16) && !work.stop.is_stopped() {
+            let Some(&place) = queue.next() else { break };
+            under_way.push(whole_example(Arc::new(work.examples[place].clone())));
+        }
+        tokio::select! {
+            biased;
+            Some(()) = judging.next(), if !judging.is_empty() => {}
+            Some(done) = under_way.next(), if !under_way.is_empty() => match done {
+                Ok(Some(run)) => {
+                    let (trace, example) = end(run, work.resources);
+                    match folder.append(&trace) {
+                        Ok(()) => judging.push(judge(work, example, trace)),
+                        Err(error) => trouble.note_folder(error, work.stop),
                     }
-                    stage(&mut run, resources, index, on_event).await?;
                 }
-                Ok(Some(run))
-            };
-            let mut queue = examples.into_iter();
+                Ok(None) => {}
+                Err(error) => trouble.note(error, work.stop),
+            },
+            else => break,
+        }
+    }
+}
+
+async fn stage_after_stage(
+    work: &Work<'_>,
+    group: usize,
+    at_once: usize,
+    folder: &mut RunFolder,
+    trouble: &mut Trouble,
+) {
+    for group in work.left.chunks(group) {
+        if work.stop.is_stopped() {
+            return;
+        }
+        let mut runs: Vec<ExampleRun> = group
+            .iter()
+            .map(|&place| ExampleRun::new(Arc::new(work.examples[place].clone())))
+            .collect();
+        for index in 0..work.resources.pipeline.stages.len() {
+            let mut next = runs.iter_mut();
             let mut under_way = FuturesUnordered::new();
-            let mut judging = FuturesUnordered::new();
             loop {
-                while under_way.len() < at_once.max(1) && !stop.is_stopped() {
-                    let Some(example) = queue.next() else { break };
-                    under_way.push(work(example));
+                while under_way.len() < at_once && !work.stop.is_stopped() {
+                    let Some(run) = next.next() else { break };
+                    let span = tracing::info_span!(
+                        "example",
+                        id = run.example().id.as_str(),
+                        db = run.example().database.as_str()
+                    );
+                    under_way.push(stage(run, work, index).instrument(span));
                 }
-                // Judging goes on beside the calls; a slow query holds up no model call, but many of them hold up new ones.
-                let full = judging.len() > 4 * at_once.max(16);
-                tokio::select! {
-                    biased;
-                    Some(()) = judging.next(), if !judging.is_empty() => {}
-                    Some(done) = under_way.next(), if !full && !under_way.is_empty() => match done {
-                        Ok(Some(run)) => {
-                            let (trace, example) = end(run, resources);
-                            folder.append(&trace)?;
-                            judging.push(judge(resources, scorer, example, trace, on_event));
-                        }
-                        Ok(None) => {}
-                        Err(error) => {
-                            stop.stop();
-                            failure.get_or_insert(error);
-                        }
-                    },
-                    else => break,
+                match under_way.next().await {
+                    Some(Ok(())) => {}
+                    Some(Err(error)) => trouble.note(error, work.stop),
+                    None => break,
                 }
             }
+            drop(under_way);
+            if work.stop.is_stopped() {
+                // What the group's calls brought is in the cache; the examples themselves are not done, but for those
+                // that need no further stage.
+                if index + 1 < work.resources.pipeline.stages.len() {
+                    return;
+                }
+                runs.retain(|run| run.has_ended() || run.stages().len() > index);
+            }
         }
-        Order::Stages { group, at_once } => {
-            let mut queue = examples.into_iter().peekable();
-            while queue.peek().is_some() && !stop.is_stopped() {
-                let mut runs: Vec<ExampleRun> = queue.by_ref().take(group.max(1)).map(ExampleRun::new).collect();
-                for index in 0..resources.pipeline.stages.len() {
-                    let mut next = runs.iter_mut();
-                    let mut under_way = FuturesUnordered::new();
-                    loop {
-                        while under_way.len() < at_once.max(1) && !stop.is_stopped() {
-                            let Some(run) = next.next() else { break };
-                            under_way.push(stage(run, resources, index, on_event));
-                        }
-                        match under_way.next().await {
-                            Some(Ok(())) => {}
-                            Some(Err(error)) => {
-                                stop.stop();
-                                failure.get_or_insert(error);
-                            }
-                            None => break,
-                        }
-                    }
-                    drop(under_way);
-                    if stop.is_stopped() {
-                        break;
-                    }
-                }
-                if stop.is_stopped() {
-                    // What the group's calls brought is in the cache; the examples themselves are not done.
-                    break;
-                }
-                for run in runs {
-                    let (trace, example) = end(run, resources);
-                    folder.append(&trace)?;
-                    judge(resources, scorer, example, trace, on_event).await;
+        for run in runs {
+            let (trace, example) = end(run, work.resources);
+            match folder.append(&trace) {
+                Ok(()) => judge(work, example, trace).await,
+                Err(error) => {
+                    trouble.note_folder(error, work.stop);
+                    return;
                 }
             }
         }
     }
-    Ok(match failure {
-        Some(error) => RunEnd::Failed(error),
-        None if stop.is_stopped() => RunEnd::Stopped,
-        None => RunEnd::Complete,
-    })
 }
 
-async fn stage(
-    run: &mut ExampleRun,
-    resources: &Resources,
-    index: usize,
-    on_event: &(dyn Fn(Event) + Send + Sync),
-) -> Result<(), StageError> {
+async fn stage(run: &mut ExampleRun, work: &Work<'_>, index: usize) -> Result<(), StageError> {
     let before = run.stages().len();
-    run.run_stage(resources, index).await?;
+    let name = work.resources.pipeline.stages[index].name.as_str();
+    run.run_stage(work.resources, index)
+        .instrument(tracing::info_span!("stage", stage = name))
+        .await?;
     if let Some(trace) = run.stages().get(before)
         && let Some(completion) = &trace.completion
     {
-        on_event(Event::Called {
+        (work.on_event)(Event::Called {
             stage: trace.stage.clone(),
             cached: completion.cached,
             usage: completion.usage,
+            cost: completion.cost,
             latency_ms: completion.latency_ms,
         });
     }
@@ -188,14 +245,8 @@ fn end(run: ExampleRun, resources: &Resources) -> (Trace, Arc<Example>) {
     (run.finish(&resources.pipeline), example)
 }
 
-async fn judge(
-    resources: &Resources,
-    scorer: &Scorer,
-    example: Arc<Example>,
-    trace: Trace,
-    on_event: &(dyn Fn(Event) + Send + Sync),
-) {
-    let Some(database) = resources.databases.get(&example.database) else {
+async fn judge(work: &Work<'_>, example: Arc<Example>, trace: Trace) {
+    let Some(database) = work.resources.databases.get(&example.database) else {
         return;
     };
     let item = ScoreItem {
@@ -203,12 +254,14 @@ async fn judge(
         db: example.database.clone(),
         database: database.path.clone(),
         gold: example.gold.clone(),
-        prediction: super::summary::prediction(&trace),
+        prediction: super::summary::prediction(trace),
     };
-    let verdict = scorer.verdict(&item).await;
-    on_event(Event::Ended {
-        id: verdict.id.clone(),
-        outcome: verdict.outcome,
-        right: verdict.is_right(),
-    });
+    // A database that cannot be read is reported when the run is scored.
+    if let Ok(verdict) = work.scorer.verdict(&item).await {
+        (work.on_event)(Event::Ended {
+            right: verdict.is_right(),
+            id: verdict.id,
+            outcome: verdict.outcome,
+        });
+    }
 }

@@ -1,19 +1,22 @@
 //! What is computed from a run folder alone: predictions in the benchmarks' forms, verdicts, the summary.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 
 use futures::StreamExt;
 use indexmap::IndexMap;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::folder::{ExampleRecord, FolderError, RunFolder, RunStatus, write_json, write_lines, write_whole};
+use super::folder::{FolderError, NewFile, RunFolder, RunStatus, write_json, write_lines};
+use crate::engine::QueryError;
+use crate::llm::Usd;
 use crate::metric::{Outcome, ScoreItem, Scorer, Verdict};
-use crate::pipeline::Trace;
+use crate::pipeline::{StageTrace, Trace};
 use crate::stats::wilson;
 
 /// A metric over a set of examples.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MetricSummary {
     /// Mean, 0 to 1.
     pub value: f64,
@@ -24,28 +27,57 @@ pub struct MetricSummary {
 }
 
 /// Scores of a part of the examples.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Group {
     pub n: usize,
     pub metrics: BTreeMap<String, MetricSummary>,
 }
 
-/// Calls of one stage, or of all.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+/// Calls of one stage, or of all, whether the cache answered them or not.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct StageSummary {
     pub calls: u64,
     pub prompt_tokens: u64,
     pub completion_tokens: u64,
+    /// Of the completion tokens, those that were thought and not said.
+    pub reasoning_tokens: u64,
     /// Calls whose server did not count tokens.
     pub calls_without_usage: u64,
+    /// What the calls cost when they were made, in US dollars; of those whose cost is known.
+    pub cost: Usd,
+    /// Calls whose cost is unknown.
+    pub calls_without_cost: u64,
+    /// Calls that brought nothing.
+    pub failed_calls: u64,
     /// Outputs that were not found and took their default.
     pub defaults_used: u64,
     /// Answers cut at max_tokens.
     pub truncated: u64,
 }
 
+impl StageSummary {
+    /// What all calls cost, where that is known of every one.
+    pub fn known_cost(&self) -> Option<Usd> {
+        (self.calls_without_cost == 0).then_some(self.cost)
+    }
+
+    fn add(&mut self, other: &StageSummary) {
+        self.calls += other.calls;
+        self.prompt_tokens += other.prompt_tokens;
+        self.completion_tokens += other.completion_tokens;
+        self.reasoning_tokens += other.reasoning_tokens;
+        self.calls_without_usage += other.calls_without_usage;
+        self.cost += other.cost;
+        self.calls_without_cost += other.calls_without_cost;
+        self.failed_calls += other.failed_calls;
+        self.defaults_used += other.defaults_used;
+        self.truncated += other.truncated;
+    }
+}
+
 /// `summary.json`. Everything but `effort` is the same however often the run was interrupted.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     pub format: u32,
     pub pipeline: String,
@@ -62,109 +94,247 @@ pub struct Summary {
     pub by_database: BTreeMap<String, Group>,
     pub usage: StageSummary,
     pub stages: IndexMap<String, StageSummary>,
-    /// What depends on the day: times, cache hits.
+    /// What depends on the day: times, cache hits, retries.
     pub effort: Effort,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+/// What the run really did.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Effort {
+    #[serde(flatten)]
+    pub all: StageEffort,
+    pub stages: IndexMap<String, StageEffort>,
+}
+
+/// What the calls of one stage, or of all, took.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StageEffort {
     /// Calls answered from the completion cache.
     pub cache_hits: u64,
     /// Requests beyond the first of a call.
     pub retries: u64,
     /// Prompt tokens that the server said it had computed before.
     pub cached_prompt_tokens: u64,
+    /// What this run paid: calls that were not cache hits. Of those whose cost is known.
+    pub spent: Usd,
+    /// Tokens of calls that were not cache hits.
+    pub tokens: u64,
     /// Sum of the latencies of the calls that were not cache hits, in ms.
     pub latency_ms: u64,
+    /// Median and 95th percentile of these latencies, in ms.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency_p50_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency_p95_ms: Option<u64>,
+}
+
+impl std::ops::Deref for Effort {
+    type Target = StageEffort;
+
+    fn deref(&self) -> &StageEffort {
+        &self.all
+    }
+}
+
+/// Why a run cannot be summarised.
+#[derive(Debug, thiserror::Error)]
+pub enum FinishError {
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    #[error("cannot score: {0}")]
+    Database(#[from] QueryError),
 }
 
 /// The prediction a trace ends in, or how it ended without one.
-pub(super) fn prediction(trace: &Trace) -> Result<String, (Outcome, String)> {
+pub(super) fn prediction(trace: Trace) -> Result<String, (Outcome, String)> {
     trace
         .prediction
-        .clone()
-        .ok_or_else(|| (trace.outcome, trace.error.clone().unwrap_or_default()))
+        .ok_or((trace.outcome, trace.error.unwrap_or_default()))
+}
+
+/// Counts what traces tell of calls.
+#[derive(Debug, Default)]
+struct Tally {
+    stages: IndexMap<String, (StageSummary, StageEffort, Vec<u64>)>,
+    served: Vec<String>,
+}
+
+impl Tally {
+    fn add(&mut self, trace: &StageTrace) {
+        if !self.stages.contains_key(&trace.stage) {
+            self.stages.insert(trace.stage.clone(), Default::default());
+        }
+        let Some((stage, effort, latencies)) = self.stages.get_mut(&trace.stage) else {
+            return;
+        };
+        stage.defaults_used += trace.defaulted.len() as u64;
+        if let Some(failure) = &trace.failure {
+            stage.failed_calls += 1;
+            effort.retries += u64::from(failure.attempts.saturating_sub(1));
+        }
+        let Some(completion) = &trace.completion else { return };
+        stage.calls += 1;
+        match (completion.usage.prompt, completion.usage.completion) {
+            (None, None) => stage.calls_without_usage += 1,
+            (prompt, answer) => {
+                stage.prompt_tokens += prompt.unwrap_or(0);
+                stage.completion_tokens += answer.unwrap_or(0);
+            }
+        }
+        stage.reasoning_tokens += completion.usage.reasoning.unwrap_or(0);
+        match completion.cost {
+            Some(cost) => stage.cost += cost,
+            None => stage.calls_without_cost += 1,
+        }
+        stage.truncated += u64::from(completion.is_cut());
+        if completion.cached {
+            effort.cache_hits += 1;
+        } else {
+            effort.retries += u64::from(completion.attempts.saturating_sub(1));
+            effort.latency_ms += completion.latency_ms;
+            effort.cached_prompt_tokens += completion.usage.cached_prompt.unwrap_or(0);
+            effort.spent += completion.cost.unwrap_or_default();
+            effort.tokens += completion.usage.total().unwrap_or(0);
+            latencies.push(completion.latency_ms);
+        }
+        if let Some(model) = &completion.served_model
+            && !self.served.contains(model)
+        {
+            self.served.push(model.clone());
+        }
+    }
+
+    fn finish(self) -> (StageSummary, IndexMap<String, StageSummary>, Effort) {
+        let mut usage = StageSummary::default();
+        let mut stages = IndexMap::new();
+        let mut all = StageEffort::default();
+        let mut all_latencies = Vec::new();
+        let mut efforts = IndexMap::new();
+        for (name, (stage, mut effort, mut latencies)) in self.stages {
+            usage.add(&stage);
+            all.cache_hits += effort.cache_hits;
+            all.retries += effort.retries;
+            all.cached_prompt_tokens += effort.cached_prompt_tokens;
+            all.spent += effort.spent;
+            all.tokens += effort.tokens;
+            all.latency_ms += effort.latency_ms;
+            percentiles(&mut effort, &mut latencies);
+            all_latencies.append(&mut latencies);
+            stages.insert(name.clone(), stage);
+            efforts.insert(name, effort);
+        }
+        percentiles(&mut all, &mut all_latencies);
+        let effort = Effort { all, stages: efforts };
+        (usage, stages, effort)
+    }
+}
+
+/// By the nearest rank.
+fn percentiles(effort: &mut StageEffort, latencies: &mut [u64]) {
+    latencies.sort_unstable();
+    let rank = |percent: usize| {
+        let place = (latencies.len() * percent).div_ceil(100).saturating_sub(1);
+        latencies.get(place).copied()
+    };
+    effort.latency_p50_ms = rank(50);
+    effort.latency_p95_ms = rank(95);
 }
 
 /// Scores a folder's traces, writes `predictions.json`, `predictions.sql`, `verdicts.jsonl` and `summary.json`, and gives
-/// the run its final status.
+/// the run its final status. Where all this is there already, it is only read.
 ///
 /// # Errors
-/// Where the folder cannot be read or written.
-pub async fn finish(folder: &mut RunFolder, scorer: &Scorer) -> Result<(Summary, Vec<Verdict>), FolderError> {
-    let examples = folder.examples()?;
+/// Where the folder cannot be read or written, or a database cannot be read.
+pub async fn finish(folder: &mut RunFolder, scorer: &Scorer) -> Result<(Summary, Vec<Verdict>), FinishError> {
+    if folder.is_finished()
+        && let Some(known) = read_finished(folder.path())
+    {
+        return Ok(known);
+    }
+    finish_with(folder, Some(scorer), HashMap::new()).await
+}
+
+/// The summary and verdicts of a finished run; none where they are not readable.
+fn read_finished(path: &Path) -> Option<(Summary, Vec<Verdict>)> {
+    let summary: Summary = serde_json::from_slice(&std::fs::read(path.join("summary.json")).ok()?).ok()?;
+    let verdicts = read_verdicts(&path.join("verdicts.jsonl"))?;
+    (summary.status == RunStatus::Complete && verdicts.len() == summary.n).then_some((summary, verdicts))
+}
+
+pub(super) fn read_verdicts(path: &Path) -> Option<Vec<Verdict>> {
+    let file = std::fs::File::open(path).ok()?;
+    BufReader::new(file)
+        .lines()
+        .map(|line| serde_json::from_str(&line.ok()?).ok())
+        .collect()
+}
+
+/// As [`finish`]; verdicts that are `known` by id are taken as they are, and without a scorer only they.
+pub(super) async fn finish_with(
+    folder: &mut RunFolder,
+    scorer: Option<&Scorer>,
+    mut known: HashMap<String, Verdict>,
+) -> Result<(Summary, Vec<Verdict>), FinishError> {
     let mut predictions: HashMap<String, Result<String, (Outcome, String)>> = HashMap::new();
-    let mut stages: IndexMap<String, StageSummary> = folder
-        .record
-        .pipeline
-        .stages
-        .iter()
-        .map(|stage| (stage.name.clone(), StageSummary::default()))
-        .collect();
-    let mut effort = Effort::default();
-    let mut served: Vec<String> = Vec::new();
+    let mut tally = Tally::default();
+    for stage in &folder.record.pipeline.stages {
+        tally.stages.insert(stage.name.clone(), Default::default());
+    }
     folder.for_each_trace(|trace| {
-        for stage in &trace.stages {
-            count(stages.entry(stage.stage.clone()).or_default(), &mut effort, stage);
-            if let Some(model) = stage
-                .completion
-                .as_ref()
-                .and_then(|completion| completion.served_model.as_ref())
-                && !served.contains(model)
-            {
-                served.push(model.clone());
-            }
-        }
-        predictions.insert(trace.id.clone(), prediction(&trace));
+        trace.stages.iter().for_each(|stage| tally.add(stage));
+        predictions.insert(trace.id.clone(), prediction(trace));
     })?;
-    let unfinished = || Err((Outcome::Budget, "the run ended before this example".to_owned()));
-    let missing = examples
-        .iter()
-        .filter(|example| !predictions.contains_key(&example.id))
-        .count();
-    let items: Vec<ScoreItem> = examples
-        .iter()
-        .map(|example| ScoreItem {
-            id: example.id.clone(),
-            db: example.db.clone(),
+    let mut items: Vec<ScoreItem> = Vec::new();
+    let mut difficulties: Vec<Option<String>> = Vec::new();
+    let mut missing = 0;
+    folder.for_each_example(|example| {
+        let prediction = predictions.remove(&example.id).unwrap_or_else(|| {
+            missing += 1;
+            Err((Outcome::Budget, "the run ended before this example".to_owned()))
+        });
+        items.push(ScoreItem {
             database: folder
                 .record
                 .databases
                 .get(&example.db)
                 .map(|database| database.path.clone())
                 .unwrap_or_default(),
-            gold: example.gold.clone(),
-            prediction: predictions.remove(&example.id).unwrap_or_else(unfinished),
-        })
-        .collect();
-    let verdicts = score_items(&items, scorer, &|_| {}).await;
+            id: example.id,
+            db: example.db,
+            gold: example.gold,
+            prediction,
+        });
+        difficulties.push(example.difficulty);
+    })?;
     let path = folder.path().to_owned();
     let io = |source| FolderError::Io {
         path: path.clone(),
         source,
     };
-    write_predictions(&path, &examples, &items).map_err(io)?;
+    // Predictions are there even where they cannot be scored.
+    write_predictions(&path, &items).map_err(io)?;
+    let verdicts = match scorer {
+        Some(scorer) => score_items(&items, scorer, &|_| {}).await?,
+        None => items
+            .iter()
+            .filter_map(|item| known.remove(&item.id))
+            .collect(),
+    };
+    drop(items);
     write_lines(&path.join("verdicts.jsonl"), &verdicts).map_err(io)?;
-    let difficulties: Vec<Option<&str>> = examples.iter().map(|example| example.difficulty.as_deref()).collect();
     let status = if missing == 0 {
         RunStatus::Complete
     } else {
         RunStatus::Partial
     };
+    let difficulties: Vec<Option<&str>> = difficulties.iter().map(Option::as_deref).collect();
+    let mut served = std::mem::take(&mut tally.served);
     served.sort();
-    folder.record.served_models = served;
-    folder.set_status(status)?;
-    let record = &folder.record;
+    let (usage, stages, effort) = tally.finish();
     let parts = summarise(&verdicts, &difficulties);
-    let usage = stages.values().fold(StageSummary::default(), |mut all, stage| {
-        all.calls += stage.calls;
-        all.prompt_tokens += stage.prompt_tokens;
-        all.completion_tokens += stage.completion_tokens;
-        all.calls_without_usage += stage.calls_without_usage;
-        all.defaults_used += stage.defaults_used;
-        all.truncated += stage.truncated;
-        all
-    });
+    let record = &folder.record;
     let summary = Summary {
         format: super::folder::FORMAT,
         pipeline: record.pipeline.name.clone(),
@@ -174,7 +344,7 @@ pub async fn finish(folder: &mut RunFolder, scorer: &Scorer) -> Result<(Summary,
         repeat: record.repeat,
         model: record.model.clone(),
         status,
-        n: examples.len(),
+        n: verdicts.len(),
         metrics: parts.metrics,
         outcomes: parts.outcomes,
         by_difficulty: parts.by_difficulty,
@@ -184,47 +354,31 @@ pub async fn finish(folder: &mut RunFolder, scorer: &Scorer) -> Result<(Summary,
         effort,
     };
     write_json(&path.join("summary.json"), &summary).map_err(io)?;
+    folder.record.served_models = served;
+    folder.record.traces_bytes = Some(folder.traces_size().map_err(io)?);
+    folder.set_status(status)?;
     Ok((summary, verdicts))
 }
 
-fn count(stage: &mut StageSummary, effort: &mut Effort, trace: &crate::pipeline::StageTrace) {
-    stage.defaults_used += trace.defaulted.len() as u64;
-    let Some(completion) = &trace.completion else { return };
-    stage.calls += 1;
-    match (completion.usage.prompt, completion.usage.completion) {
-        (None, None) => stage.calls_without_usage += 1,
-        (prompt, answer) => {
-            stage.prompt_tokens += prompt.unwrap_or(0);
-            stage.completion_tokens += answer.unwrap_or(0);
-        }
-    }
-    if completion.finish_reason.as_deref() == Some("length") {
-        stage.truncated += 1;
-    }
-    if completion.cached {
-        effort.cache_hits += 1;
-    } else {
-        effort.retries += u64::from(completion.attempts.saturating_sub(1));
-        effort.latency_ms += completion.latency_ms;
-        effort.cached_prompt_tokens += completion.usage.cached_prompt.unwrap_or(0);
-    }
-}
-
 /// Verdicts in the items' order, several judged at once.
+///
+/// # Errors
+/// Where a database cannot be read.
 pub async fn score_items(
     items: &[ScoreItem],
     scorer: &Scorer,
     on_verdict: &(dyn Fn(&Verdict) + Send + Sync),
-) -> Vec<Verdict> {
-    futures::stream::iter(items)
-        .map(|item| async move {
-            let verdict = scorer.verdict(item).await;
-            on_verdict(&verdict);
-            verdict
-        })
-        .buffered(32)
-        .collect()
-        .await
+) -> Result<Vec<Verdict>, QueryError> {
+    let mut judged = futures::stream::iter(items)
+        .map(|item| scorer.verdict(item))
+        .buffered(32);
+    let mut verdicts = Vec::with_capacity(items.len());
+    while let Some(verdict) = judged.next().await {
+        let verdict = verdict?;
+        on_verdict(&verdict);
+        verdicts.push(verdict);
+    }
+    Ok(verdicts)
 }
 
 /// Verdicts, one a line.
@@ -235,19 +389,24 @@ pub fn write_verdicts(path: &Path, verdicts: &[Verdict]) -> std::io::Result<()> 
     write_lines(path, verdicts)
 }
 
-/// BIRD's form (an object from the example's place to `SQL⇥----- bird -----⇥db`) and Spider's (a query a line).
-fn write_predictions(folder: &Path, examples: &[ExampleRecord], items: &[ScoreItem]) -> std::io::Result<()> {
-    let mut bird: IndexMap<String, String> = IndexMap::new();
-    let mut spider = String::new();
-    for (example, item) in examples.iter().zip(items) {
+/// BIRD's form (an object from the example's id to `SQL⇥----- bird -----⇥db`) and Spider's (a query a line).
+fn write_predictions(folder: &Path, items: &[ScoreItem]) -> std::io::Result<()> {
+    let mut bird = NewFile::create(&folder.join("predictions.json"))?;
+    let mut spider = NewFile::create(&folder.join("predictions.sql"))?;
+    bird.write_all(b"{")?;
+    for (index, item) in items.iter().enumerate() {
         let sql = item.prediction.as_deref().unwrap_or_default();
-        bird.insert(example.id.clone(), format!("{sql}\t----- bird -----\t{}", example.db));
+        bird.write_all(if index == 0 { b"\n  " } else { b",\n  " })?;
+        serde_json::to_writer(&mut bird, &item.id)?;
+        bird.write_all(b": ")?;
+        serde_json::to_writer(&mut bird, &format!("{sql}\t----- bird -----\t{}", item.db))?;
         // A line break would make two predictions of one; a `--` comment would swallow the rest.
-        spider.push_str(&one_line(sql));
-        spider.push('\n');
+        spider.write_all(one_line(sql).as_bytes())?;
+        spider.write_all(b"\n")?;
     }
-    write_json(&folder.join("predictions.json"), &bird)?;
-    write_whole(&folder.join("predictions.sql"), spider.as_bytes())
+    bird.write_all(if items.is_empty() { b"}\n" } else { b"\n}\n" })?;
+    bird.finish()?;
+    spider.finish()
 }
 
 /// The query on one line: comments become blanks, line breaks inside literals stay as blanks.
@@ -341,6 +500,18 @@ fn metrics(verdicts: &[&Verdict]) -> BTreeMap<String, MetricSummary> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn percentiles_by_the_nearest_rank() {
+        let mut effort = StageEffort::default();
+        percentiles(&mut effort, &mut []);
+        assert_eq!(effort.latency_p50_ms, None);
+        percentiles(&mut effort, &mut [30, 10, 20]);
+        assert_eq!((effort.latency_p50_ms, effort.latency_p95_ms), (Some(20), Some(30)));
+        let mut hundred: Vec<u64> = (1..=100).rev().collect();
+        percentiles(&mut effort, &mut hundred);
+        assert_eq!((effort.latency_p50_ms, effort.latency_p95_ms), (Some(50), Some(95)));
+    }
 
     #[test]
     fn predictions_stay_one_line() {
