@@ -36,45 +36,32 @@ fn schema(bytes: usize) -> String {
 }
 
 fn request() -> Request {
+    let message = |role, content: String| Message { role, content };
+    let messages = vec![
+        message(
+            Role::System,
+            "You write one SQLite query that answers the question.".into(),
+        ),
+        message(Role::User, schema(PROMPT)),
+    ];
     Request {
-        provider: "bench".into(),
-        model: "mock".into(),
-        messages: vec![
-            Message {
-                role: Role::System,
-                content: "You write one SQLite query that answers the question.".into(),
-            },
-            Message {
-                role: Role::User,
-                content: schema(PROMPT),
-            },
-        ],
         temperature: Some(0.0),
-        top_p: None,
         max_tokens: Some(300),
-        seed: None,
-        stop: Vec::new(),
-        repeat: 0,
-        sample: 0,
-        timeout: None,
+        ..Request::new("bench", "mock", messages)
     }
 }
 
 fn completion() -> Completion {
     Completion {
-        text: "```sql\nSELECT name FROM table_1 WHERE id = 7\n```".into(),
         finish_reason: Some("stop".into()),
         usage: Usage {
             prompt: Some(1_500),
-            cached_prompt: None,
             completion: Some(20),
-            reasoning: None,
+            ..Usage::default()
         },
         served_model: Some("mock".into()),
-        fingerprint: None,
         latency_ms: 200,
-        attempts: 1,
-        cached: false,
+        ..Completion::new("```sql\nSELECT name FROM table_1 WHERE id = 7\n```")
     }
 }
 
@@ -149,9 +136,10 @@ fn cache(criterion: &mut Criterion) {
         .build()
         .expect("a runtime without drivers");
     let completion = completion();
-    let known = request().key();
+    let request = request();
+    let known = request.key();
     runtime
-        .block_on(cache.put(known, &completion))
+        .block_on(cache.put(known, &request, &completion))
         .expect("the cache can be written");
     criterion.bench_function("cache: get, hit", |bencher| {
         bencher.iter(|| cache.get(black_box(&known)).expect("the cache can be read"));
@@ -166,7 +154,7 @@ fn cache(criterion: &mut Criterion) {
             &mut new_key,
             |key| {
                 runtime
-                    .block_on(cache.put(key, &completion))
+                    .block_on(cache.put(key, &request, &completion))
                     .expect("the cache can be written");
             },
             BatchSize::SmallInput,
@@ -176,7 +164,7 @@ fn cache(criterion: &mut Criterion) {
         bencher.iter_batched(
             || (0..TOGETHER).map(|_| new_key()).collect::<Vec<_>>(),
             |keys| {
-                for stored in runtime.block_on(join_all(keys.into_iter().map(|key| cache.put(key, &completion)))) {
+                for stored in runtime.block_on(join_all(keys.into_iter().map(|key| cache.put(key, &request, &completion)))) {
                     stored.expect("the cache can be written");
                 }
             },

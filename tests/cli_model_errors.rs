@@ -9,8 +9,9 @@ use serde_json::{Value as Json, json};
 
 use support::{Ran, Reply, Server, Workspace, column, last_user_message, oracle, read_json, read_lines, tiny};
 
-/// Attempts at one call, at most.
+/// Attempts at one call, at most; and where each was refused for being too many.
 const ATTEMPTS: usize = 5;
+const ATTEMPTS_WHEN_LIMITED: usize = 10;
 /// Stands in the question that gets the odd reply.
 const ODD: &str = "longest river";
 
@@ -274,7 +275,14 @@ fn what_never_works_is_given_up() {
         (Reply::CutBody, "connection"),
         (Reply::Close, "connection"),
     ] {
-        ends_only_the_example(reply, class, ATTEMPTS);
+        let attempts = if class == "rate_limited" {
+            ATTEMPTS_WHEN_LIMITED
+        } else {
+            ATTEMPTS
+        };
+        let (workspace, _) = ends_only_the_example(reply, class, attempts);
+        let failure = &trace_of(&workspace, "v1")["stages"][0]["failure"];
+        assert_eq!((&failure["class"], &failure["attempts"]), (&json!(class), &json!(attempts)));
     }
 }
 
@@ -443,7 +451,7 @@ fn model_list_and_model_test_speak_to_the_server() {
         .expect(0)
         .json();
     assert_eq!(tested["answer"]["text"], "SELECT 42");
-    assert_eq!(server.count(), 1);
+    assert_eq!(server.count(), 2, "a plain call, and one that asks for everything");
     let refused = Server::start(|_, _| Reply::error(401, "invalid_api_key", "Incorrect API key provided."));
     let ran = workspace.call(&["model", "test", "--base-url", &refused.url, "--model", "tester"]);
     insta::assert_snapshot!("model_test_with_a_wrong_key", workspace.complaint(&ran));

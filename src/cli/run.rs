@@ -13,6 +13,7 @@ use tracing::Instrument;
 use super::arguments::{BudgetArguments, Cli, Command, Global, RunArguments};
 use super::estimate;
 use super::exit::{Exit, Failure};
+use super::output::count;
 use super::progress::{Progress, duration};
 use super::providers::{Control, Providers};
 use super::record::{Planned, folder_name, record};
@@ -597,7 +598,10 @@ async fn run_all(
                 String::new()
             };
             eprintln!("{label}: model error at example `{}`, {reason}{more}", first.id);
-            eprintln!("{label}: --retry-errors asks again about these examples only");
+            if summary.passing_errors > 0 {
+                let again = count(summary.passing_errors, "example");
+                eprintln!("{label}: --retry-errors asks again about {again} whose error may be gone by now");
+            }
         }
         results.push(RunResult {
             folder: run.path.clone(),

@@ -58,6 +58,7 @@ impl ErrorClass {
         }
     }
 
+    pub fn passes(self) -> bool { matches!(self, ErrorClass::RateLimited | ErrorClass::Server | ErrorClass::Connection | ErrorClass::Timeout | ErrorClass::BadAnswer) }
     /// As traces and reports name it.
     pub fn name(self) -> &'static str {
         match self {

@@ -81,6 +81,27 @@ const KEY_VERSION: &str = "dinsql completion key 1";
 const OWN_KEY_VERSION: &str = "dinsql completion of one call 1";
 
 impl Request {
+    /// With nothing said but whom and what to ask.
+    pub fn new(provider: &str, model: &str, messages: Vec<Message>) -> Self {
+        Request {
+            provider: provider.to_owned(),
+            model: model.to_owned(),
+            messages,
+            temperature: None,
+            top_p: None,
+            max_tokens: None,
+            seed: None,
+            stop: Vec::new(),
+            repeat: 0,
+            sample: 0,
+            n: None,
+            logprobs: false,
+            response_format: None,
+            timeout: None,
+            origin: String::new(),
+        }
+    }
+
     /// BLAKE3 of the canonical request.
     pub fn key(&self) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new_derive_key(KEY_VERSION);
@@ -145,6 +166,24 @@ pub struct Completion {
 }
 
 impl Completion {
+    /// An answer of which nothing is known but its text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Completion {
+            text: text.into(),
+            alternatives: Vec::new(),
+            finish_reason: None,
+            usage: Usage::default(),
+            cost: None,
+            logprobs: None,
+            served_model: None,
+            fingerprint: None,
+            not_sent: Vec::new(),
+            latency_ms: 0,
+            attempts: 1,
+            cached: false,
+        }
+    }
+
     /// Whether the model came to an end by itself. An answer that was cut or filtered may come out better next time.
     pub fn is_whole(&self) -> bool {
         let reason = self.finish_reason.as_deref().unwrap_or_default().to_ascii_lowercase();
@@ -210,42 +249,21 @@ mod tests {
     use crate::prompt::Role;
 
     pub(crate) fn request() -> Request {
+        let question = Message {
+            role: Role::User,
+            content: "Şehirler?".into(),
+        };
         Request {
-            provider: "test".into(),
-            model: "m".into(),
-            messages: vec![Message {
-                role: Role::User,
-                content: "Şehirler?".into(),
-            }],
             temperature: Some(0.0),
-            top_p: None,
             max_tokens: Some(10),
-            seed: None,
-            stop: Vec::new(),
-            repeat: 0,
-            sample: 0,
-            n: None,
-            logprobs: false,
-            response_format: None,
-            timeout: None,
-            origin: String::new(),
+            ..Request::new("test", "m", vec![question])
         }
     }
 
     pub(crate) fn completion(text: &str) -> Completion {
         Completion {
-            text: text.into(),
-            alternatives: Vec::new(),
             finish_reason: Some("stop".into()),
-            usage: Usage::default(),
-            cost: None,
-            logprobs: None,
-            served_model: None,
-            fingerprint: None,
-            not_sent: Vec::new(),
-            latency_ms: 3,
-            attempts: 1,
-            cached: false,
+            ..Completion::new(text)
         }
     }
 

@@ -267,18 +267,13 @@ impl OpenAiModel {
             ));
         }
         Ok(Completion {
-            text,
             alternatives,
             finish_reason,
             usage: answer.usage.as_ref().map(usage).unwrap_or_default(),
-            cost: None,
             logprobs,
             served_model: answer.model,
             fingerprint: answer.system_fingerprint,
-            not_sent: Vec::new(),
-            latency_ms: 0,
-            attempts: 1,
-            cached: false,
+            ..Completion::new(text)
         })
     }
 

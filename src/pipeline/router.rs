@@ -102,9 +102,6 @@ impl Route<'_> {
             format!("{}/{}/{}", call.run, call.example, call.stage)
         };
         Request {
-            provider: self.provider.identity.clone(),
-            model: self.model_name.clone(),
-            messages,
             temperature: self.spec.temperature,
             top_p: self.spec.top_p,
             max_tokens: self.spec.max_tokens,
@@ -112,7 +109,6 @@ impl Route<'_> {
             seed: self.spec.seed.map(|seed| seed.wrapping_add(i64::from(call.repeat))),
             stop: self.spec.stop.clone(),
             repeat: call.repeat,
-            sample: 0,
             n: self.spec.n.filter(|&n| n > 1),
             logprobs: self.spec.logprobs.unwrap_or(false),
             response_format: call.response_format.map(|format| llm::ResponseFormat {
@@ -121,6 +117,7 @@ impl Route<'_> {
             }),
             timeout: self.spec.timeout.map(Duration::from_secs_f64),
             origin,
+            ..Request::new(&self.provider.identity, &self.model_name, messages)
         }
     }
 }

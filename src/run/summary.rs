@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::folder::{FolderError, NewFile, RunFolder, RunStatus, write_json, write_lines};
 use crate::engine::QueryError;
-use crate::llm::Usd;
+use crate::llm::{ErrorClass, Usd};
 use crate::metric::{Outcome, ScoreItem, Scorer, Verdict};
 use crate::pipeline::{StageTrace, Trace};
 use crate::stats::wilson;
@@ -92,6 +92,9 @@ pub struct Summary {
     pub outcomes: BTreeMap<Outcome, usize>,
     pub by_difficulty: IndexMap<String, Group>,
     pub by_database: BTreeMap<String, Group>,
+    /// Of the model errors, those that may not come again: `--retry-errors` asks about them once more.
+    #[serde(default)]
+    pub passing_errors: usize,
     pub usage: StageSummary,
     pub stages: IndexMap<String, StageSummary>,
     /// What depends on the day: times, cache hits, retries.
@@ -282,7 +285,9 @@ pub(super) async fn finish_with(
     for stage in &folder.record.pipeline.stages {
         tally.stages.insert(stage.name.clone(), Default::default());
     }
+    let mut passing_errors = 0;
     folder.for_each_trace(|trace| {
+        passing_errors += usize::from(trace.error_class.is_some_and(ErrorClass::passes));
         trace.stages.iter().for_each(|stage| tally.add(stage));
         predictions.insert(trace.id.clone(), prediction(trace));
     })?;
@@ -319,8 +324,12 @@ pub(super) async fn finish_with(
         Some(scorer) => score_items(&items, scorer, &|_| {}).await?,
         None => items
             .iter()
-            .filter_map(|item| known.remove(&item.id))
-            .collect(),
+            .map(|item| {
+                known.remove(&item.id).ok_or_else(|| FolderError::NotOneRun {
+                    reason: format!("no part has a verdict on the example `{}`", item.id),
+                })
+            })
+            .collect::<Result<_, _>>()?,
     };
     drop(items);
     write_lines(&path.join("verdicts.jsonl"), &verdicts).map_err(io)?;
@@ -349,6 +358,7 @@ pub(super) async fn finish_with(
         outcomes: parts.outcomes,
         by_difficulty: parts.by_difficulty,
         by_database: parts.by_database,
+        passing_errors,
         usage,
         stages,
         effort,
