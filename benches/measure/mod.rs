@@ -1,6 +1,9 @@
 //! Runs the real binary as a user would, and measures it from outside: wall time, peak memory, what it printed.
 //!
 //! In: a command. Out: [`Measured`], and tables of figures. Times are printed, never asserted: they depend on the machine.
+//! A benchmark that measures itself asks for its own [`processor_seconds`].
+
+#![allow(dead_code, reason = "each benchmark is a crate of its own and needs a part of this")]
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -115,6 +118,19 @@ pub fn measure(command: &mut Command) -> Measured {
         peak_bytes: watcher.join().ok().flatten(),
         stdout: output.stdout,
     }
+}
+
+/// Processor time that this process has had so far, its own and the system's for it, without its children's; where the
+/// system tells.
+pub fn processor_seconds() -> Option<f64> {
+    /// Linux counts in hundredths here, on every architecture.
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let text = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The program's name in parentheses comes first, and may hold anything.
+    let (_, fields) = text.rsplit_once(") ")?;
+    let mut times = fields.split(' ').skip(11).map_while(|field| field.parse::<u64>().ok());
+    let (own, of_system) = (times.next()?, times.next()?);
+    Some((own + of_system) as f64 / TICKS_PER_SECOND)
 }
 
 fn peak_memory(status: &Path) -> Option<u64> {

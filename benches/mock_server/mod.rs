@@ -5,6 +5,8 @@
 //! ([`MockServer::start`]), and the copy calls [`serve`], says its port on standard output, ends when its standard input
 //! closes (so it never outlives the benchmark), and says last what traffic it saw.
 
+#![allow(dead_code, reason = "each benchmark is a crate of its own and needs a part of this")]
+
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdout, Stdio};
@@ -37,6 +39,16 @@ pub struct Traffic {
     /// Of these, the seconds in which the server had its core, where the system tells: near `seconds`, the server was the
     /// bottleneck and the figures say little about the client.
     pub busy_seconds: Option<f64>,
+}
+
+impl Traffic {
+    /// Share of the time in which the server worked, for a table.
+    pub fn busy(&self) -> String {
+        self.busy_seconds.map_or_else(
+            || "unknown".into(),
+            |busy| format!("{:.0} %", busy / self.seconds.max(f64::EPSILON) * 100.0),
+        )
+    }
 }
 
 /// A running server, seen from the benchmark.

@@ -193,7 +193,7 @@ pub enum CacheChoice {
 #[command(next_help_heading = "Budget")]
 pub struct BudgetArguments {
     /// Stop before more than this is spent
-    #[arg(long, value_name = "USD")]
+    #[arg(long, value_name = "USD", allow_negative_numbers = true)]
     pub max_cost: Option<f64>,
     /// Stop before more calls are made; answers from the cache do not count
     #[arg(long, value_name = "N")]

@@ -150,12 +150,7 @@ impl Providers {
                 control.stop.clone(),
             ));
             if let Some((cache, mode)) = &cache {
-                model = Arc::new(CachedModel::new(
-                    model,
-                    cache.clone(),
-                    *mode,
-                    Arc::clone(&control.budget),
-                ));
+                model = Arc::new(CachedModel::new(model, cache.clone(), *mode));
             }
             if is_default {
                 of_default = Some(limiter);

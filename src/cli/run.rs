@@ -10,7 +10,7 @@ use clap::Parser;
 use serde_json::{Value as Json, json};
 use tracing::Instrument;
 
-use super::arguments::{BudgetArguments, Cli, Command, Global, RunArguments};
+use super::arguments::{BudgetArguments, CacheChoice, Cli, Command, Global, RunArguments};
 use super::estimate;
 use super::exit::{Exit, Failure};
 use super::output::count;
@@ -21,7 +21,8 @@ use super::settings::{Settings, executor};
 use crate::config::{Pipeline, Price};
 use crate::dataset::{self, Languages};
 use crate::engine::open_trusted;
-use crate::llm::budget::{Budget, SpendingCaps};
+use crate::llm::budget::{Amount, Budget, SpendingCaps};
+use crate::llm::cache_store::spent_by;
 use crate::llm::{ErrorClass, StopSignal, Usd};
 use crate::metric::{Outcome, Scorer};
 use crate::pipeline::{Resources, StageError};
@@ -29,7 +30,7 @@ use crate::prompt::{Prompts, lint};
 use crate::report::{RunResult, comparison, difficulty_table, outcome_lines, repeats, repeats_table, stage_table};
 use crate::run::{
     Errors, Order, Recorded, RunEnd, RunEstimate, RunFolder, RunRecord, RunStatus, Summary, Work, execute, finish,
-    spent_in,
+    folder_id, spent_in,
 };
 use crate::schema::SchemaCache;
 
@@ -89,7 +90,16 @@ pub async fn run(arguments: RunArguments, global: &Global) -> Result<Exit, Failu
     confirm(&ready, &arguments, &settings, &prompts, &providers)?;
     if !control.budget.caps().is_none() {
         for run in &ready {
-            control.budget.add(spent_in(&run.path, &run.record.identity));
+            let identity = &run.record.identity;
+            let in_traces = spent_in(&run.path, identity);
+            // Examples under way are in no trace yet.
+            let stored = match folder_id(&run.path, identity) {
+                Some(id) if arguments.model.cache_choice() != CacheChoice::Off => {
+                    spent_by(&settings.completions(), &id)?
+                }
+                _ => Amount::default(),
+            };
+            control.budget.add(in_traces.max(stored));
         }
     }
     watch_signals(control.stop.clone());

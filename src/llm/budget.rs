@@ -36,6 +36,16 @@ impl Amount {
         }
     }
 
+    /// The larger of each.
+    #[must_use]
+    pub fn max(self, other: Amount) -> Amount {
+        Amount {
+            calls: self.calls.max(other.calls),
+            tokens: self.tokens.max(other.tokens),
+            cost: self.cost.max(other.cost),
+        }
+    }
+
     fn minus(self, other: Amount) -> Amount {
         Amount {
             calls: self.calls.saturating_sub(other.calls),

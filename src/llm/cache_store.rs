@@ -10,6 +10,7 @@ use rusqlite::{Connection, OptionalExtension};
 use serde::{Deserialize, Serialize};
 
 use super::Completion;
+use super::budget::Amount;
 use super::cache::{CacheError, open_to_read, open_to_write};
 use super::usage::Usd;
 
@@ -68,6 +69,35 @@ pub fn stats(path: &Path) -> Result<Vec<ModelStats>, CacheError> {
 
 fn count(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(u64::try_from(row.get::<_, i64>(column)?).unwrap_or(0))
+}
+
+/// What the calls of a run (by its folder's id) have used, as far as their answers are stored: also of examples that are
+/// under way and in no trace yet.
+///
+/// # Errors
+/// Where the file cannot be read.
+pub fn spent_by(path: &Path, run: &str) -> Result<Amount, CacheError> {
+    if !path.exists() || run.is_empty() {
+        return Ok(Amount::default());
+    }
+    let connection = open_to_read(path)?;
+    let read = || {
+        connection.query_row(
+            "SELECT count(*), coalesce(sum(coalesce(json_extract(completion, '$.usage.prompt'), 0)
+                                         + coalesce(json_extract(completion, '$.usage.completion'), 0)), 0),
+                    coalesce(sum(CAST(round(json_extract(completion, '$.cost') * 1e9) AS INTEGER)), 0)
+             FROM completions WHERE origin >= ?1 || '/' AND origin < ?1 || '0' AND json_valid(completion)",
+            [run],
+            |row| {
+                Ok(Amount {
+                    calls: count(row, 0)?,
+                    tokens: count(row, 1)?,
+                    cost: Usd(count(row, 2)?),
+                })
+            },
+        )
+    };
+    read().map_err(|cause| error(path, &cause))
 }
 
 /// What to take out of a cache; all conditions together.
@@ -298,6 +328,36 @@ mod tests {
         );
         assert_eq!((small.cost, small.without_cost), (Usd(1_000_000), 1));
         assert!(super::stats(&folder.path().join("absent")).is_err());
+    }
+
+    #[tokio::test]
+    async fn what_a_run_has_spent() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("completions.sqlite");
+        let cache = Cache::open(&path).unwrap();
+        for (number, origin) in [(1, "a1/q1/s"), (2, "a1/q2/s"), (3, "a10/q1/s"), (4, "")] {
+            let mut request = request();
+            request.origin = origin.into();
+            let completion = Completion {
+                usage: Usage {
+                    prompt: Some(7),
+                    ..Usage::default()
+                },
+                cost: Some(Usd(3)),
+                ..completion("x")
+            };
+            cache.put([number; 32], &request, &completion).await.unwrap();
+        }
+        let spent = spent_by(&path, "a1").unwrap();
+        assert_eq!(
+            spent,
+            Amount {
+                calls: 2,
+                tokens: 14,
+                cost: Usd(6)
+            }
+        );
+        assert_eq!(spent_by(&path, "").unwrap(), Amount::default());
     }
 
     #[tokio::test]

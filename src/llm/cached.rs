@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures::future::BoxFuture;
 use tokio::sync::watch;
 
-use super::budget::{Amount, Budget};
 use super::cache::{Cache, CacheError, CacheMode};
 use super::{CallError, Completion, ErrorClass, Model, Request};
 
@@ -18,18 +17,15 @@ pub struct CachedModel {
     inner: Arc<dyn Model>,
     cache: Cache,
     mode: CacheMode,
-    budget: Arc<Budget>,
     flights: Mutex<HashMap<[u8; 32], watch::Receiver<Option<Answer>>>>,
 }
 
 impl CachedModel {
-    /// What an earlier part of the same run had bought counts in `budget`.
-    pub fn new(inner: Arc<dyn Model>, cache: Cache, mode: CacheMode, budget: Arc<Budget>) -> Self {
+    pub fn new(inner: Arc<dyn Model>, cache: Cache, mode: CacheMode) -> Self {
         CachedModel {
             inner,
             cache,
             mode,
-            budget,
             flights: Mutex::default(),
         }
     }
@@ -64,7 +60,6 @@ impl CachedModel {
         if let Some(hit) = self.cache.get(&key).map_err(unusable)? {
             // Bought for this very call, before the run was interrupted: not a saving, but the call itself.
             if !request.origin.is_empty() && hit.origin.as_ref() == Some(&request.origin) {
-                self.budget.add(Amount::of(&hit.completion));
                 return Ok(hit.completion);
             }
             if self.mode != CacheMode::Refresh {
@@ -76,7 +71,6 @@ impl CachedModel {
         if let Some(own_key) = &own_key
             && let Some(hit) = self.cache.get(own_key).map_err(unusable)?
         {
-            self.budget.add(Amount::of(&hit.completion));
             return Ok(hit.completion);
         }
         if self.mode == CacheMode::ReadOnly {
@@ -197,7 +191,7 @@ mod tests {
             CacheMode::ReadOnly => Cache::open_to_read(&path),
             _ => Cache::open(&path),
         };
-        CachedModel::new(inner.clone(), cache.unwrap(), mode, Arc::default())
+        CachedModel::new(inner.clone(), cache.unwrap(), mode)
     }
 
     #[tokio::test]
@@ -255,11 +249,10 @@ mod tests {
         request.origin = "run 1/q1".into();
         let model = cached(&folder, CacheMode::On, &inner);
         model.complete(&request).await.unwrap();
-        // The run goes on: it is as if the call were made now, also in its costs.
+        // The run goes on: it is as if the call were made now.
         let again = model.complete(&request).await.unwrap();
         assert!(!again.cached);
         assert_eq!(again.attempts, 1);
-        assert_eq!(model.budget.spent().calls, 1);
         // Even where everything is to be asked anew.
         let refresh = cached(&folder, CacheMode::Refresh, &inner);
         assert_eq!(refresh.complete(&request).await.unwrap().text, "answer 1");

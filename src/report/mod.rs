@@ -79,10 +79,7 @@ pub fn comparison(results: &[RunResult]) -> String {
     for result in in_order(results) {
         let summary = &result.summary;
         let ex = &summary.metrics["ex"];
-        let mut name = summary.pipeline.clone();
-        if results.iter().any(|other| other.summary.repeat > 0) {
-            name = format!("{name} #{}", summary.repeat + 1);
-        }
+        let mut name = name(result, results);
         if summary.status != RunStatus::Complete {
             name.push_str(" (partial)");
         }
@@ -152,6 +149,16 @@ pub fn comparison(results: &[RunResult]) -> String {
     text
 }
 
+/// The pipeline's name, with the repeat's number where there are several.
+fn name(result: &RunResult, results: &[RunResult]) -> String {
+    let summary = &result.summary;
+    if results.iter().any(|other| other.summary.repeat > 0) {
+        format!("{} #{}", summary.pipeline, summary.repeat + 1)
+    } else {
+        summary.pipeline.clone()
+    }
+}
+
 /// What calls cost; unknown is unknown, and never 0.
 fn cost(usage: &StageSummary) -> String {
     match (usage.cost, usage.calls_without_cost) {
@@ -166,7 +173,9 @@ pub fn stage_table(results: &[RunResult]) -> String {
     let mut table = table(&[
         "stage", "lang", "calls", "cached", "retries", "prompt tokens", "completion tokens", "cost", "p50 s", "p95 s",
     ]);
-    let several = results.iter().any(|result| result.summary.pipeline != results[0].summary.pipeline);
+    let several = results
+        .iter()
+        .any(|result| name(result, results) != name(&results[0], results));
     let seconds = |milliseconds: Option<u64>| {
         milliseconds.map_or_else(|| "–".into(), |milliseconds| format!("{:.1}", milliseconds as f64 / 1000.0))
     };
@@ -181,8 +190,12 @@ pub fn stage_table(results: &[RunResult]) -> String {
         if rows.len() > 1 {
             rows.push(("all stages".into(), &summary.usage, &summary.effort.all));
         }
-        for (name, stage, effort) in rows {
-            let name = if several { format!("{} {name}", summary.pipeline) } else { name };
+        for (stage_name, stage, effort) in rows {
+            let name = if several {
+                format!("{} {stage_name}", name(result, results))
+            } else {
+                stage_name
+            };
             let counted = stage.calls > stage.calls_without_usage;
             let tokens = |number: u64| {
                 if counted || stage.calls == 0 {
@@ -318,7 +331,7 @@ pub fn difficulty_table(results: &[RunResult]) -> Option<String> {
     header.extend(classes.iter().map(String::as_str));
     let mut table = table(&header);
     for result in in_order(results) {
-        let mut row = vec![result.summary.pipeline.clone(), result.summary.lang.clone()];
+        let mut row = vec![name(result, results), result.summary.lang.clone()];
         row.extend(
             classes
                 .iter()

@@ -416,6 +416,12 @@ pub fn traced_ids(path: &Path, identity: &str) -> BTreeSet<String> {
     ids
 }
 
+/// The id of a folder of this run; none where it is not there, or of another run.
+pub fn folder_id(path: &Path, identity: &str) -> Option<String> {
+    let record = read_json::<RunRecord>(&path.join("run.json")).ok()?;
+    (record.identity == identity).then_some(record.id)
+}
+
 /// What a folder of this run has spent so far: its calls that were not cache hits.
 pub fn spent_in(path: &Path, identity: &str) -> Amount {
     let mut spent = Amount::default();
