@@ -195,10 +195,10 @@ struct Spent {
 impl Bench {
     /// All ways of calling with so many calls in flight.
     fn at(&self, in_flight: usize) -> Result<Vec<Figure>, Failure> {
-        let bare = self.best(|_| self.bare(in_flight))?;
-        let plain = self.best(|_| self.uncached(in_flight))?;
-        let cold = self.best(|round| self.cold(in_flight, round))?;
-        let warm = self.best(|_| self.warm(in_flight))?;
+        let bare = best(|_| self.bare(in_flight))?;
+        let plain = best(|_| self.uncached(in_flight))?;
+        let cold = best(|round| self.cold(in_flight, round))?;
+        let warm = best(|_| self.warm(in_flight))?;
         let overhead = match (self.micros(&plain), self.micros(&bare)) {
             (Some(ours), Some(bare)) => format!("{:+.1} µs", ours - bare),
             _ => "unknown".into(),
@@ -222,18 +222,6 @@ impl Bench {
                 "(near 100 %, the server sets the rate)",
             ),
         ])
-    }
-
-    fn best(&self, measure: impl Fn(usize) -> Result<Spent, Failure>) -> Result<Spent, Failure> {
-        let mut best: Option<Spent> = None;
-        for round in 0..ROUNDS {
-            let spent = measure(round)?;
-            let cost = |spent: &Spent| spent.processor_seconds.unwrap_or(spent.seconds);
-            if best.as_ref().is_none_or(|best| cost(&spent) < cost(best)) {
-                best = Some(spent);
-            }
-        }
-        best.ok_or_else(|| "no round".into())
     }
 
     fn bare(&self, in_flight: usize) -> Result<Spent, Failure> {
@@ -349,6 +337,19 @@ impl Bench {
             Figure::new("a look-up that does not", format!("{misses:.1} µs"), ""),
         ])
     }
+}
+
+/// The round that took least.
+fn best(measure: impl Fn(usize) -> Result<Spent, Failure>) -> Result<Spent, Failure> {
+    let mut best: Option<Spent> = None;
+    for round in 0..ROUNDS {
+        let spent = measure(round)?;
+        let cost = |spent: &Spent| spent.processor_seconds.unwrap_or(spent.seconds);
+        if best.as_ref().is_none_or(|best| cost(&spent) < cost(best)) {
+            best = Some(spent);
+        }
+    }
+    best.ok_or_else(|| "no round".into())
 }
 
 fn cache_file(folder: &Path) -> PathBuf {

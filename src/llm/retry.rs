@@ -229,7 +229,8 @@ impl RetryingModel {
                     self.answered.store(true, Ordering::Relaxed);
                 }
                 let refused = error.class == ErrorClass::RateLimited;
-                let load = if refused || matches!(error.status, Some(503 | 529)) {
+                // Servers fail for many reasons; only some say that they have too much to do.
+                let load = if refused || error.status == Some(529) || error.retry_after.is_some() {
                     Load::TooMuch
                 } else {
                     Load::Unclear

@@ -350,6 +350,7 @@ impl FaultPlan {
     }
 
     /// How a call with this body must end, if nobody asked for the same before and there are so many attempts at most.
+    /// (Where no request of a run was ever answered, clients may call `connection` something worse.)
     pub fn expected(&self, body: &Json, attempts: u32) -> Ending {
         self.expected_after(Digest::of(body), 0, attempts)
     }

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file is a crate of its own and needs a part of this")]
 
+pub mod faults;
 pub mod server;
 
 use std::collections::HashMap;
@@ -251,15 +252,10 @@ impl Workspace {
 
     /// `dinsql run` in the background.
     pub fn start(&self, server: &Server, arguments: &[&str]) -> Background {
-        let child = self
-            .command()
-            .args([&["run"], arguments, &at(server)[..]].concat())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary starts");
-        Background(Some(child))
+        Background::spawn(
+            self.command()
+                .args([&["run"], arguments, &at(server)[..]].concat()),
+        )
     }
 
     /// The one run folder whose name begins so.
@@ -309,6 +305,17 @@ impl Workspace {
 pub struct Background(Option<Child>);
 
 impl Background {
+    /// Starts a command with its output kept.
+    pub fn spawn(command: &mut std::process::Command) -> Self {
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        Background(Some(child))
+    }
+
     pub fn id(&self) -> u32 {
         self.0.as_ref().expect("a running process").id()
     }

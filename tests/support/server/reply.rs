@@ -314,30 +314,44 @@ fn whole_completion(request: &Json, texts: &[String]) -> Json {
     })
 }
 
-/// A text as a server would give it that keeps to a JSON Schema: the first string that the schema wants is the text. A text
-/// that is an object already stays as it is.
+/// A text as a server would give it that keeps to a JSON Schema: it stands in the string `sql`, or else in the first string.
+/// A text that is an object already stays as it is.
 fn in_format(text: &str, format: &Json) -> String {
     if format["type"] != "json_schema" || serde_json::from_str::<Json>(text).is_ok_and(|json| json.is_object()) {
         return text.to_owned();
     }
-    let mut text = Some(text);
-    filled(&format["json_schema"]["schema"], &mut text).to_string()
+    let mut value = filled(&format["json_schema"]["schema"]);
+    if let Some(fields) = value.as_object_mut() {
+        let place = if fields.contains_key("sql") {
+            fields.get_mut("sql")
+        } else {
+            fields.values_mut().find(|value| value.is_string())
+        };
+        if let Some(place) = place {
+            *place = text.into();
+        }
+    }
+    value.to_string()
 }
 
-fn filled(schema: &Json, text: &mut Option<&str>) -> Json {
+/// The emptiest value that a schema allows.
+fn filled(schema: &Json) -> Json {
     if let Some(value) = schema["enum"].get(0) {
         return value.clone();
     }
     match schema["type"].as_str() {
-        Some("string") => text.take().unwrap_or_default().into(),
+        Some("string") => "".into(),
         Some("array") => json!([]),
         Some("integer" | "number") => 0.into(),
         Some("boolean") => false.into(),
         Some("null") => Json::Null,
         _ => {
             let properties = schema["properties"].as_object().into_iter().flatten();
-            let fields = properties.map(|(name, schema)| (name.clone(), filled(schema, text)));
-            Json::Object(fields.collect())
+            Json::Object(
+                properties
+                    .map(|(name, schema)| (name.clone(), filled(schema)))
+                    .collect(),
+            )
         }
     }
 }
