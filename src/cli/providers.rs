@@ -18,6 +18,7 @@ use crate::llm::cached::CachedModel;
 use crate::llm::limits::{Caps, Limiter};
 use crate::llm::openai::{Endpoint, OnRate, OpenAiModel};
 use crate::llm::retry::{RetryPolicy, RetryingModel, Waiting};
+use crate::llm::spans::TracedModel;
 use crate::llm::usage::{Forecast, Rates};
 use crate::llm::{Model, StopSignal};
 use crate::pipeline::{Provider, Router};
@@ -152,6 +153,7 @@ impl Providers {
             if let Some((cache, mode)) = &cache {
                 model = Arc::new(CachedModel::new(model, cache.clone(), *mode));
             }
+            model = Arc::new(TracedModel::new(model));
             if is_default {
                 of_default = Some(limiter);
             }

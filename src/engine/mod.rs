@@ -5,6 +5,9 @@
 //! prompts or metrics; how results compare is decided in `metric`.
 
 mod build;
+mod connections;
+mod memory;
+mod open;
 mod pool;
 mod probe;
 mod sqlite;
@@ -13,9 +16,11 @@ mod value;
 use std::time::Duration;
 
 pub use build::build_database;
+pub use connections::Connections;
+pub use open::open_trusted;
 pub use pool::Executor;
 pub use probe::SqliteProbe;
-pub use sqlite::{Connections, SqliteConnection, open_trusted, sqlite_version};
+pub use sqlite::{SqliteConnection, sqlite_version};
 pub use value::Value;
 
 /// What one execution may use.
@@ -24,7 +29,7 @@ pub struct Limits {
     /// From prepare to the last row fetched.
     pub time: Duration,
     pub rows: usize,
-    /// Bytes of all values of the result together.
+    /// Bytes of the whole result: its values' content, and what each row and value takes beside it.
     pub bytes: usize,
 }
 
@@ -56,11 +61,12 @@ pub enum QueryErrorKind {
     Timeout,
     /// It would write, attach, or change settings.
     NotReadOnly,
-    /// More rows or bytes than the caps.
+    /// More rows or bytes than the caps, or more memory on the way to them than SQLite may use.
     TooLarge,
     /// A text value that is not valid UTF-8, which the official scripts cannot fetch either.
     InvalidText,
-    /// The database itself cannot be opened or read.
+    /// The database itself cannot be opened or read, or the executor failed: no fault of the query, which says nothing
+    /// about it.
     Database,
 }
 

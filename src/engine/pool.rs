@@ -1,5 +1,6 @@
 //! A bounded pool of threads on which SQL runs, so that a slow query never holds up the async runtime.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
@@ -27,7 +28,12 @@ impl Executor {
                 loop {
                     let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     match job {
-                        Ok(job) => job(&mut connections),
+                        // A panic is one job's end, not the thread's; its connections may be in any state after it.
+                        Ok(job) => {
+                            if catch_unwind(AssertUnwindSafe(|| job(&mut connections))).is_err() {
+                                connections = Connections::default();
+                            }
+                        }
                         Err(_) => break,
                     }
                 }
@@ -42,22 +48,24 @@ impl Executor {
         self.limits
     }
 
-    /// Runs `work` on one of the threads with its connections.
+    /// Runs `work` on one of the threads with its connections; not at all where nobody waits for it any more.
     ///
     /// # Errors
-    /// Only where the pool has no thread left.
+    /// Only where the pool has no thread, or `work` panics.
     pub async fn call<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Connections) -> T + Send + 'static,
     ) -> Result<T, QueryError> {
         let (answer, receive) = tokio::sync::oneshot::channel();
-        let gone = || QueryError::new(QueryErrorKind::Database, "the executor's threads have ended");
+        let fault = |reason: &str| QueryError::new(QueryErrorKind::Database, reason);
         self.jobs
             .send(Box::new(move |connections| {
-                let _ = answer.send(work(connections));
+                if !answer.is_closed() {
+                    let _ = answer.send(work(connections));
+                }
             }))
-            .map_err(|_| gone())?;
-        receive.await.map_err(|_| gone())
+            .map_err(|_| fault("the executor has no threads"))?;
+        receive.await.map_err(|_| fault("the executor failed on this query"))
     }
 
     /// Runs one query under the pool's limits.
@@ -68,5 +76,44 @@ impl Executor {
         let limits = self.limits;
         self.call(move |connections| connections.get(&path)?.query(&sql, &limits))
             .await?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_ends_one_job_only() {
+        let executor = Executor::new(1, Limits::default());
+        for _ in 0..3 {
+            let error = executor.call::<()>(|_| panic!("a job that panics")).await.unwrap_err();
+            assert_eq!(error.kind, QueryErrorKind::Database);
+            assert_eq!(error.message, "the executor failed on this query");
+        }
+        assert_eq!(executor.call(|_| 7).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn a_job_that_nobody_waits_for_is_skipped() {
+        let executor = Executor::new(1, Limits::default());
+        let (go, gate) = mpsc::channel::<()>();
+        let (ran, seen) = mpsc::channel();
+        let held = tokio::spawn({
+            let executor = executor.clone();
+            async move { executor.call(move |_| gate.recv()).await }
+        });
+        tokio::task::yield_now().await;
+        let waiting = tokio::spawn({
+            let executor = executor.clone();
+            async move { executor.call(move |_| ran.send(()).is_ok()).await }
+        });
+        tokio::task::yield_now().await;
+        waiting.abort();
+        assert!(waiting.await.unwrap_err().is_cancelled());
+        go.send(()).unwrap();
+        assert!(held.await.unwrap().unwrap().is_ok());
+        executor.call(|_| ()).await.unwrap();
+        assert!(seen.try_recv().is_err());
     }
 }

@@ -1,7 +1,6 @@
 //! SQLite under guard: read-only opens, an authorizer that lets only reading through, one statement, and limits.
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,17 +8,18 @@ use std::time::{Duration, Instant};
 use rusqlite::hooks::{AuthAction, AuthContext, Authorization};
 use rusqlite::limits::Limit;
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, Statement};
 
-use super::{Limits, QueryError, QueryErrorKind, QueryResult, Value};
+use super::{Limits, QueryError, QueryErrorKind, QueryResult, Value, memory, open_trusted};
 use crate::sql::text::{StatementSplit, split_first_statement};
 
 /// SQLite's virtual machine steps between two looks at the clock: some tens of microseconds.
 const STEPS_BETWEEN_CHECKS: i32 = 1_000;
 /// Longest text or blob that a value may become, so that `zeroblob` and `printf` bombs fail at once.
 const MAX_VALUE_BYTES: i32 = 64 << 20;
-/// Open databases a thread keeps.
-const MAX_OPEN: usize = 32;
+/// What a row and each of its values take beside their content, for the byte cap.
+const ROW_OVERHEAD: usize = 24;
+const VALUE_OVERHEAD: usize = 32;
 
 /// The version of the SQLite that is built in.
 pub fn sqlite_version() -> &'static str {
@@ -33,6 +33,16 @@ struct Watch {
     deadline: AtomicU64,
     expired: AtomicBool,
     refused: AtomicBool,
+    /// The heap limit was reached, by this query or by others beside it.
+    starved: AtomicBool,
+}
+
+impl Watch {
+    fn reset(&self) {
+        for flag in [&self.expired, &self.refused, &self.starved] {
+            flag.store(false, Ordering::Relaxed);
+        }
+    }
 }
 
 /// A read-only connection on which untrusted SQL may run.
@@ -41,6 +51,8 @@ pub struct SqliteConnection {
     connection: Connection,
     watch: Arc<Watch>,
     origin: Instant,
+    /// Whether the schema is valid UTF-8: rusqlite panics on a column name that is not.
+    readable_names: bool,
 }
 
 impl SqliteConnection {
@@ -60,6 +72,9 @@ impl SqliteConnection {
         ] {
             connection.set_limit(limit, value).map_err(database_error)?;
         }
+        // Before the authorizer, which lets no setting through.
+        memory::limit(&connection).map_err(database_error)?;
+        let readable_names = names_are_text(&connection).map_err(database_error)?;
         let seen = Arc::clone(&watch);
         connection
             .progress_handler(
@@ -89,6 +104,7 @@ impl SqliteConnection {
             connection,
             watch,
             origin,
+            readable_names,
         })
     }
 
@@ -98,17 +114,34 @@ impl SqliteConnection {
     /// # Errors
     /// See [`QueryErrorKind`].
     pub fn query(&self, sql: &str, limits: &Limits) -> Result<QueryResult, QueryError> {
-        let started = Instant::now();
-        let statement = one_statement(sql)?;
-        self.watch.expired.store(false, Ordering::Relaxed);
-        self.watch.refused.store(false, Ordering::Relaxed);
-        let deadline = nanoseconds(self.origin.elapsed())
-            .saturating_add(nanoseconds(limits.time))
-            .max(1);
-        self.watch.deadline.store(deadline, Ordering::Relaxed);
-        let result = self.fetch(statement, limits, started);
-        self.watch.deadline.store(0, Ordering::Relaxed);
-        result
+        let columns = |statement: &Statement<'_>| {
+            (0..statement.column_count())
+                .map(|index| self.column_name(statement, index))
+                .collect()
+        };
+        let ((columns, rows), elapsed) = self.run(
+            sql,
+            limits,
+            |statement| (statement.map(columns).unwrap_or_default(), Vec::new()),
+            |(_, rows), row| rows.push(std::mem::take(row)),
+        )?;
+        Ok(QueryResult { columns, rows, elapsed })
+    }
+
+    /// Runs one statement as [`SqliteConnection::query`] does, under the same limits, but hands over its rows one by one
+    /// and keeps none: `step` folds each into what `start` made. `start` may be called twice, where a first attempt found
+    /// no memory; what it made first is then gone. Neither may run queries. Returned with the time it took.
+    ///
+    /// # Errors
+    /// See [`QueryErrorKind`].
+    pub fn query_fold<T>(
+        &self,
+        sql: &str,
+        limits: &Limits,
+        start: impl Fn() -> T,
+        step: impl Fn(&mut T, &[Value]),
+    ) -> Result<(T, Duration), QueryError> {
+        self.run(sql, limits, |_| start(), |folded, row| step(folded, row))
     }
 
     /// Prepares without running.
@@ -117,24 +150,61 @@ impl SqliteConnection {
     /// As [`SqliteConnection::query`].
     pub fn prepare(&self, sql: &str) -> Result<(), QueryError> {
         let statement = one_statement(sql)?;
-        self.watch.refused.store(false, Ordering::Relaxed);
+        self.watch.reset();
         match self.connection.prepare(statement) {
             Ok(_) => Ok(()),
             Err(error) => Err(self.explain(&error, &Limits::default())),
         }
     }
 
-    fn fetch(&self, sql: &str, limits: &Limits, started: Instant) -> Result<QueryResult, QueryError> {
+    fn run<T>(
+        &self,
+        sql: &str,
+        limits: &Limits,
+        start: impl Fn(Option<&Statement<'_>>) -> T,
+        step: impl Fn(&mut T, &mut Vec<Value>),
+    ) -> Result<(T, Duration), QueryError> {
+        let statement = one_statement(sql)?;
+        {
+            let _shared = memory::shared();
+            let result = self.attempt(statement, limits, &start, &step);
+            if !self.watch.starved.load(Ordering::Relaxed) {
+                return result;
+            }
+        }
+        let _alone = memory::alone();
+        self.attempt(statement, limits, &start, &step)
+    }
+
+    fn attempt<T>(
+        &self,
+        sql: &str,
+        limits: &Limits,
+        start: &impl Fn(Option<&Statement<'_>>) -> T,
+        step: &impl Fn(&mut T, &mut Vec<Value>),
+    ) -> Result<(T, Duration), QueryError> {
+        let started = Instant::now();
+        self.watch.reset();
+        let deadline = nanoseconds(self.origin.elapsed())
+            .saturating_add(nanoseconds(limits.time))
+            .max(1);
+        self.watch.deadline.store(deadline, Ordering::Relaxed);
+        let result = self.fetch(sql, limits, start, step);
+        self.watch.deadline.store(0, Ordering::Relaxed);
+        result.map(|folded| (folded, started.elapsed()))
+    }
+
+    fn fetch<T>(
+        &self,
+        sql: &str,
+        limits: &Limits,
+        start: &impl Fn(Option<&Statement<'_>>) -> T,
+        step: &impl Fn(&mut T, &mut Vec<Value>),
+    ) -> Result<T, QueryError> {
         let mut statement = match self.connection.prepare(sql) {
             Ok(statement) => statement,
             // rusqlite's word for a text without a statement.
-            Err(rusqlite::Error::Empty) => {
-                return Ok(QueryResult {
-                    columns: Vec::new(),
-                    rows: Vec::new(),
-                    elapsed: started.elapsed(),
-                });
-            }
+            Err(rusqlite::Error::Empty) => return Ok(start(None)),
             Err(error) => return Err(self.explain(&error, limits)),
         };
         if !statement.readonly() {
@@ -149,39 +219,42 @@ impl SqliteConnection {
                 "the statement has a parameter that nothing binds",
             ));
         }
-        let columns: Vec<String> = statement.column_names().map(str::to_owned).collect();
-        let width = columns.len();
-        let mut rows = Vec::new();
-        let mut bytes = 0_usize;
+        let mut folded = start(Some(&statement));
+        let width = statement.column_count();
+        let (mut rows, mut bytes) = (0_usize, 0_usize);
+        let mut values = Vec::new();
         let mut cursor = statement.query([]).map_err(|error| self.explain(&error, limits))?;
-        loop {
-            let row = match cursor.next() {
-                Ok(Some(row)) => row,
-                Ok(None) => break,
-                Err(error) => return Err(self.explain(&error, limits)),
-            };
-            if rows.len() >= limits.rows {
+        while let Some(row) = cursor.next().map_err(|error| self.explain(&error, limits))? {
+            if rows >= limits.rows {
                 let message = format!("more than {} rows", limits.rows);
                 return Err(QueryError::new(QueryErrorKind::TooLarge, message));
             }
-            let mut values = Vec::with_capacity(width);
-            for (index, column) in columns.iter().enumerate() {
+            rows += 1;
+            bytes += ROW_OVERHEAD;
+            values.clear();
+            values.reserve_exact(width);
+            for index in 0..width {
                 let value = row.get_ref(index).map_err(|error| self.explain(&error, limits))?;
-                let value = own(value, column)?;
-                bytes += value.size();
+                let value = own(value).ok_or_else(|| {
+                    let column = self.column_name(row.as_ref(), index);
+                    let message = format!("a text in column `{column}` is not valid UTF-8");
+                    QueryError::new(QueryErrorKind::InvalidText, message)
+                })?;
+                bytes += VALUE_OVERHEAD + value.size();
                 values.push(value);
             }
             if bytes > limits.bytes {
                 let message = format!("a result of more than {} bytes", limits.bytes);
                 return Err(QueryError::new(QueryErrorKind::TooLarge, message));
             }
-            rows.push(values);
+            step(&mut folded, &mut values);
         }
-        Ok(QueryResult {
-            columns,
-            rows,
-            elapsed: started.elapsed(),
-        })
+        Ok(folded)
+    }
+
+    fn column_name(&self, statement: &Statement<'_>, index: usize) -> String {
+        let name = self.readable_names.then(|| statement.column_name(index).ok()).flatten();
+        name.map_or_else(|| format!("column {}", index + 1), str::to_owned)
     }
 
     fn explain(&self, error: &rusqlite::Error, limits: &Limits) -> QueryError {
@@ -200,13 +273,22 @@ impl SqliteConnection {
             },
             rusqlite::Error::SqliteFailure(code, message) => {
                 use rusqlite::ErrorCode;
+                let starved =
+                    code.code == ErrorCode::OutOfMemory || code.extended_code == rusqlite::ffi::SQLITE_IOERR_NOMEM;
+                if starved {
+                    self.watch.starved.store(true, Ordering::Relaxed);
+                    let message = format!("needs more than {} MiB of memory", memory::HEAP_LIMIT_BYTES >> 20);
+                    return QueryError::new(QueryErrorKind::TooLarge, message);
+                }
                 let kind = match code.code {
-                    ErrorCode::TooBig | ErrorCode::OutOfMemory => QueryErrorKind::TooLarge,
+                    ErrorCode::TooBig => QueryErrorKind::TooLarge,
                     ErrorCode::DatabaseCorrupt
                     | ErrorCode::NotADatabase
                     | ErrorCode::CannotOpen
                     | ErrorCode::DatabaseBusy
                     | ErrorCode::DatabaseLocked
+                    | ErrorCode::FileLockingProtocolFailed
+                    | ErrorCode::PermissionDenied
                     | ErrorCode::SystemIoFailure => QueryErrorKind::Database,
                     ErrorCode::ReadOnly => QueryErrorKind::NotReadOnly,
                     _ => QueryErrorKind::Sql,
@@ -216,60 +298,6 @@ impl SqliteConnection {
             other => QueryError::new(QueryErrorKind::Sql, other.to_string()),
         }
     }
-}
-
-/// Opens a file read-only without a guard: for SQL of our own only.
-///
-/// # Errors
-/// Where the file is missing, is not a database or cannot be read.
-pub fn open_trusted(path: &Path) -> Result<Connection, QueryError> {
-    let fail = |reason: String| {
-        QueryError::new(
-            QueryErrorKind::Database,
-            format!("database {}: {reason}", path.display()),
-        )
-    };
-    match std::fs::metadata(path) {
-        Ok(metadata) if metadata.is_file() => {}
-        Ok(_) => return Err(fail("not a file".into())),
-        Err(error) => return Err(fail(error.to_string())),
-    }
-    // Without a journal beside it nobody is writing: `immutable` then skips locks, also in folders we may not write to.
-    let quiet = ["-wal", "-journal"].iter().all(|suffix| {
-        let mut name = path.as_os_str().to_owned();
-        name.push(suffix);
-        std::fs::metadata(PathBuf::from(name)).map_or(true, |metadata| metadata.len() == 0)
-    });
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
-    let uri = format!(
-        "file:{}?mode=ro{}",
-        percent_encode(path),
-        if quiet { "&immutable=1" } else { "" }
-    );
-    let connection = Connection::open_with_flags(uri, flags).map_err(|error| fail(error.to_string()))?;
-    connection
-        .busy_timeout(Duration::from_secs(2))
-        .map_err(|error| fail(error.to_string()))?;
-    connection
-        .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get::<_, i64>(0))
-        .map_err(|error| fail(error.to_string()))?;
-    Ok(connection)
-}
-
-fn percent_encode(path: &Path) -> String {
-    use std::fmt::Write;
-    use std::os::unix::ffi::OsStrExt;
-    path.as_os_str()
-        .as_bytes()
-        .iter()
-        .fold(String::new(), |mut text, &byte| {
-            if byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte) {
-                text.push(char::from(byte));
-            } else {
-                let _ = write!(text, "%{byte:02X}");
-            }
-            text
-        })
 }
 
 fn one_statement(sql: &str) -> Result<&str, QueryError> {
@@ -302,46 +330,31 @@ fn reads_only(action: &AuthAction<'_>) -> bool {
     }
 }
 
-fn own(value: ValueRef<'_>, column: &str) -> Result<Value, QueryError> {
-    Ok(match value {
+/// The value, or nothing where it is a text that is not valid UTF-8.
+fn own(value: ValueRef<'_>) -> Option<Value> {
+    Some(match value {
         ValueRef::Null => Value::Null,
         ValueRef::Integer(number) => Value::Integer(number),
         ValueRef::Real(number) => Value::Real(number),
-        ValueRef::Text(bytes) => match std::str::from_utf8(bytes) {
-            Ok(text) => Value::Text(text.to_owned()),
-            Err(_) => {
-                let message = format!("a text in column `{column}` is not valid UTF-8");
-                return Err(QueryError::new(QueryErrorKind::InvalidText, message));
-            }
-        },
+        ValueRef::Text(bytes) => Value::Text(std::str::from_utf8(bytes).ok()?.to_owned()),
         ValueRef::Blob(bytes) => Value::Blob(bytes.to_vec()),
     })
 }
 
+/// Column names come from the query, which is valid UTF-8, or from these texts.
+fn names_are_text(connection: &Connection) -> rusqlite::Result<bool> {
+    let mut statement = connection.prepare("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        if row.get_ref(0)?.as_str().is_err() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// The open databases of one thread.
-#[derive(Debug, Default)]
-pub struct Connections {
-    open: HashMap<PathBuf, SqliteConnection>,
-}
-
-impl Connections {
-    /// The connection to a file, opened at its first use.
-    ///
-    /// # Errors
-    /// As [`SqliteConnection::open`].
-    pub fn get(&mut self, path: &Path) -> Result<&SqliteConnection, QueryError> {
-        if !self.open.contains_key(path) {
-            if self.open.len() >= MAX_OPEN {
-                self.open.clear();
-            }
-            self.open.insert(path.to_owned(), SqliteConnection::open(path)?);
-        }
-        Ok(&self.open[path])
-    }
 }
 
 #[cfg(test)]
@@ -497,5 +510,77 @@ mod tests {
             SqliteConnection::open(Path::new("/nowhere.sqlite")).unwrap_err().kind,
             QueryErrorKind::Database
         );
+    }
+
+    /// Makes a database, changes bytes of its file, and opens it.
+    fn damaged(sql: &str, damage: impl Fn(&mut Vec<u8>)) -> (tempfile::TempDir, SqliteConnection) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("damaged.sqlite");
+        Connection::open(&path).unwrap().execute_batch(sql).unwrap();
+        let mut bytes = std::fs::read(&path).unwrap();
+        damage(&mut bytes);
+        std::fs::write(&path, bytes).unwrap();
+        let connection = SqliteConnection::open(&path).unwrap();
+        (folder, connection)
+    }
+
+    #[test]
+    fn a_corrupt_table_is_the_databases_fault() {
+        let sql = "CREATE TABLE good (a); CREATE TABLE bad (a); INSERT INTO bad VALUES (1)";
+        let (_folder, connection) = damaged(sql, |bytes| bytes[2 * 4096..].fill(0xEE));
+        assert_eq!(kind(&connection, "SELECT a FROM bad"), QueryErrorKind::Database);
+        assert!(connection.query("SELECT a FROM good", &Limits::default()).is_ok());
+    }
+
+    #[test]
+    fn a_column_name_that_is_not_text_does_no_harm() {
+        let sql = "CREATE TABLE t (good, bad__); INSERT INTO t VALUES (1, 2);
+            CREATE VIEW v AS SELECT good AS bad__ FROM t; CREATE VIEW w AS SELECT 1 + 1 AS bad__";
+        let (_folder, connection) = damaged(sql, |bytes| {
+            for at in 0..bytes.len() - 5 {
+                if &bytes[at..at + 5] == b"bad__" {
+                    bytes[at + 3..at + 5].copy_from_slice(b"\xFF\xFE");
+                }
+            }
+        });
+        // Refused by the authorizer already, as something that cannot be told to be reading.
+        for sql in ["SELECT * FROM t", "SELECT * FROM v", "SELECT * FROM (SELECT * FROM w)"] {
+            assert_eq!(kind(&connection, sql), QueryErrorKind::Sql, "{sql}");
+        }
+        let result = connection.query("SELECT good FROM t", &Limits::default()).unwrap();
+        assert_eq!(
+            (result.columns, result.rows),
+            (vec!["column 1".to_owned()], vec![vec![Value::Integer(1)]])
+        );
+    }
+
+    #[test]
+    fn the_byte_cap_counts_rows_and_values() {
+        let (_folder, connection) = sample();
+        let limits = Limits {
+            bytes: 10_000,
+            ..Limits::default()
+        };
+        let rows = |count: u32| {
+            format!("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT {count}) SELECT NULL FROM n")
+        };
+        assert!(connection.query(&rows(175), &limits).is_ok());
+        let error = connection.query(&rows(176), &limits).unwrap_err();
+        assert_eq!(
+            (error.kind, error.message.as_str()),
+            (QueryErrorKind::TooLarge, "a result of more than 10000 bytes")
+        );
+    }
+
+    #[test]
+    fn rows_can_be_folded_without_being_kept() {
+        let (_folder, connection) = sample();
+        let sql = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 10) SELECT i, 1 FROM n";
+        let add = |sum: &mut i64, row: &[Value]| match row {
+            [Value::Integer(number), Value::Integer(1)] => *sum += number,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(connection.query_fold(sql, &Limits::default(), || 0, add).unwrap().0, 55);
+        assert_eq!(connection.query_fold("--", &Limits::default(), || 7, add).unwrap().0, 7);
     }
 }

@@ -270,7 +270,13 @@ fn write_all(connection: &mut Connection, queue: &mpsc::Receiver<(Entry, Stored)
                 Err(_) => break,
             }
         }
-        let result = write_batch(connection, &batch).map_err(|error| error.to_string());
+        let result = write_batch(connection, &batch)
+            .or_else(|_| {
+                // Memory that a query has taken for itself, or a lock, may be free again.
+                std::thread::sleep(Duration::from_millis(50));
+                write_batch(connection, &batch)
+            })
+            .map_err(|error| error.to_string());
         for (_, done) in batch {
             let _ = done.send(result.clone());
         }

@@ -14,7 +14,7 @@ pub mod embedded;
 pub mod limits;
 pub mod openai;
 pub mod retry;
-mod spans;
+pub mod spans;
 mod stop;
 pub mod usage;
 

@@ -7,31 +7,50 @@ use std::collections::HashSet;
 
 use crate::engine::Value;
 
-/// The distinct rows of a result, ready to be compared.
+/// Bytes of a digest: of so many, two rows that differ share one with a chance of 2⁻¹²⁸.
+const DIGEST_BYTES: usize = 16;
+
+/// The distinct rows of a result, ready to be compared. Kept as digests, so that a wide result takes no more than a
+/// narrow one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowSet {
-    rows: HashSet<Box<[u8]>>,
+    rows: HashSet<[u8; DIGEST_BYTES]>,
 }
 
 impl RowSet {
     pub fn new(rows: &[Vec<Value>]) -> Self {
-        let mut key = Vec::new();
-        let rows = rows
-            .iter()
-            .map(|row| {
-                key.clear();
-                for value in row {
-                    value.write_key(&mut key);
-                }
-                key.as_slice().into()
-            })
-            .collect();
-        RowSet { rows }
+        let mut builder = RowSetBuilder::default();
+        rows.iter().for_each(|row| builder.add(row));
+        builder.finish()
     }
 
     /// Bytes held, about.
     pub fn size(&self) -> usize {
-        self.rows.iter().map(|row| row.len() + 32).sum()
+        self.rows.capacity() * (DIGEST_BYTES + 1)
+    }
+}
+
+/// Takes rows as they are fetched.
+#[derive(Debug, Default)]
+pub struct RowSetBuilder {
+    rows: HashSet<[u8; DIGEST_BYTES]>,
+    /// The key of the row at hand; kept for its memory.
+    key: Vec<u8>,
+}
+
+impl RowSetBuilder {
+    pub fn add(&mut self, row: &[Value]) {
+        self.key.clear();
+        for value in row {
+            value.write_key(&mut self.key);
+        }
+        let mut digest = [0; DIGEST_BYTES];
+        digest.copy_from_slice(&blake3::hash(&self.key).as_bytes()[..DIGEST_BYTES]);
+        self.rows.insert(digest);
+    }
+
+    pub fn finish(self) -> RowSet {
+        RowSet { rows: self.rows }
     }
 }
 

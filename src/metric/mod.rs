@@ -4,6 +4,7 @@
 //! an official evaluator exists, its verdict is the right one (see `docs/metrics.md`). Knows nothing of models.
 
 mod execution_accuracy;
+mod same_text;
 mod scorer;
 
 use std::collections::BTreeMap;
@@ -11,7 +12,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use crate::outcome::Outcome;
-pub use execution_accuracy::{RowSet, execution_accuracy};
+pub use execution_accuracy::{RowSet, RowSetBuilder, execution_accuracy};
 pub use scorer::{ScoreItem, Scorer};
 
 /// What a metric says of one example.

@@ -1,10 +1,14 @@
-//! Reads named outputs from a completion: SQL, lists, labels, text, patterns, JSON.
+//! Reads named outputs from a completion: SQL, lists, labels, text, patterns, JSON; and joins a completion with the
+//! beginning of the answer that the prompt gave.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 use crate::config::pipeline::{DefaultValue, ExtractKind, Extractor, Take};
-use crate::sql::extract::{Occurrence, after_marker, clean_answer, extract_sql};
+use crate::sql::extract::{
+    Occurrence, after_marker, begins_with_query, clean_answer, extract_sql, first_fence, holds_query, is_label,
+    split_reasoning, without_invented_turns,
+};
 
 /// The value of a stage's output.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,12 +42,22 @@ pub struct Extracted {
 /// Reads one output. `fill` resolves `{{ stage.output }}` in a default.
 pub fn extract(extractor: &Extractor, answer: &str, fill: &dyn Fn(&str) -> String) -> Extracted {
     let mut notes = Vec::new();
-    let found = find(extractor, answer, &mut notes);
-    if found.is_some() {
-        return Extracted {
-            value: found,
-            used_default: false,
-            notes,
+    let mut way = Some(extractor);
+    while let Some(extractor) = way {
+        let mut told = Vec::new();
+        if let Some(found) = find(extractor, answer, &mut told) {
+            notes.extend(told);
+            return Extracted {
+                value: Some(found),
+                used_default: false,
+                notes,
+            };
+        }
+        way = extractor.fallback.as_deref();
+        // What a way that found nothing cut is of no use where another one reads the answer anew.
+        notes = match way {
+            Some(_) => vec!["not found as declared, read by the fallback".to_owned()],
+            None => told,
         };
     }
     let value = extractor.default.as_ref().map(|default| match default {
@@ -71,7 +85,11 @@ fn find(extractor: &Extractor, answer: &str, notes: &mut Vec<String>) -> Option<
     let (cleaned, cut) = clean_answer(answer);
     notes.extend(cut.into_iter().map(str::to_owned));
     let scope = match marker {
-        Some(marker) => after_marker(cleaned, marker, take)?,
+        Some(marker) => {
+            let (text, cut) = without_invented_turns(cleaned, Some(marker), |answer| !answer.trim().is_empty());
+            notes.extend(cut.then(|| "turns that the model invented were cut".to_owned()));
+            after_marker(text, marker, take)?
+        }
         None => cleaned,
     };
     match &extractor.kind {
@@ -94,18 +112,10 @@ fn find(extractor: &Extractor, answer: &str, notes: &mut Vec<String>) -> Option<
                 .or_else(|| captures.get(0))
                 .map(|found| OutputValue::Text(found.as_str().to_owned()))
         }
-        ExtractKind::Json { pointer } => {
-            let json = read_json(scope, take)?;
-            let part = match pointer {
-                Some(pointer) => json.pointer(pointer)?.clone(),
-                None => json,
-            };
-            Some(match part {
-                Json::String(text) => OutputValue::Text(text),
-                Json::Null => return None,
-                other => OutputValue::Json(other),
-            })
-        }
+        ExtractKind::Json { pointer } => Some(match read_json(scope, pointer.as_deref(), take)? {
+            Json::String(text) => OutputValue::Text(text),
+            other => OutputValue::Json(other),
+        }),
     }
 }
 
@@ -228,30 +238,123 @@ fn read_label(text: &str, one_of: &[String], marked: bool, take: Occurrence) -> 
     .map(|(_, _, label)| (*label).clone())
 }
 
-/// A JSON object or array in a text, fences and prose around it notwithstanding.
-fn read_json(text: &str, take: Occurrence) -> Option<Json> {
-    let mut found = None;
+/// A JSON value in a text, fences and prose around it notwithstanding: the part that `pointer` selects, in an object or
+/// array that has it; without a pointer an object if there is one, else an array (prose has brackets too: `[1]`).
+fn read_json(text: &str, pointer: Option<&str>, take: Occurrence) -> Option<Json> {
+    let mut found: Vec<Json> = Vec::new();
     let mut at = 0;
     while let Some(open) = text[at..].find(['{', '[']) {
         let start = at + open;
         let mut values = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Json>();
         match values.next() {
             Some(Ok(value)) => {
-                let end = start + values.byte_offset();
-                found = Some(value);
-                if take == Occurrence::First {
-                    break;
-                }
-                at = end;
+                at = start + values.byte_offset();
+                found.push(value);
             }
             _ => at = start + 1,
         }
     }
-    found.or_else(|| serde_json::from_str(text.trim()).ok())
+    if found.is_empty() {
+        found.extend(serde_json::from_str::<Json>(text.trim()).ok());
+    }
+    if let Some(pointer) = pointer {
+        found = found.iter().filter_map(|json| json.pointer(pointer)).cloned().collect();
+    } else if found.iter().any(Json::is_object) {
+        found.retain(Json::is_object);
+    }
+    found.retain(|json| !json.is_null());
+    match take {
+        Occurrence::First => found.into_iter().next(),
+        Occurrence::Last => found.pop(),
+    }
 }
 
-/// Joins
-pub fn continue_from(beginning: &str, answer: &str) -> String { format!("{beginning} {}", answer.trim_start()) }
+/// Joins the beginning of an answer that the prompt gave (`SELECT`) with what the model wrote: a continuation, the same
+/// beginning once more, or an answer that begins anew. Reasoning stays in front.
+pub fn continue_from(beginning: &str, answer: &str) -> String {
+    let (reasoning, rest) = split_reasoning(answer);
+    if rest.trim().is_empty() {
+        return if answer.trim().is_empty() { beginning.to_owned() } else { answer.to_owned() };
+    }
+    format!("{reasoning}{}", join(beginning, rest))
+}
+
+fn join(beginning: &str, rest: &str) -> String {
+    let given = beginning.trim();
+    let said = rest.trim_start();
+    if given.is_empty() || same_beginning(given, said) {
+        return rest.to_owned();
+    }
+    // `SQL: SELECT`, and the model repeats the last words only. The longest repetition counts.
+    let repeated = given.char_indices().map(|(at, _)| at).find(|&at| {
+        let letter = |letter: char| letter.is_alphanumeric() || letter == '_';
+        let word_begins = given[at..].starts_with(letter) && !given[..at].ends_with(letter);
+        (word_begins || &given[at..] == "[") && same_beginning(&given[at..], said)
+    });
+    if let Some(at) = repeated {
+        return format!("{}{said}", &given[..at]);
+    }
+    if begins_with_query(&given[last_word(given)..]) || given.to_ascii_uppercase().ends_with("SELECT") {
+        if is_answer_of_its_own(said) {
+            return rest.to_owned();
+        }
+        // A fence around the continuation.
+        if let Some((before, content)) = first_fence(said)
+            && before.trim().is_empty()
+        {
+            return glue(beginning, content);
+        }
+    } else if said.starts_with("```") && !given.ends_with("```") && first_fence(said).is_some() && !given.contains("```")
+    {
+        return glue(beginning, &format!("\n{said}"));
+    }
+    glue(beginning, rest)
+}
+
+/// Whether an answer does not go on with the `SELECT` that was given but holds a whole query of its own.
+fn is_answer_of_its_own(said: &str) -> bool {
+    let undecorated = said.trim_start_matches(['*', '#', '`', ' ']);
+    // A bracket may open a sub-query, which goes on with the given word.
+    if !said.starts_with('(') && begins_with_query(undecorated) {
+        return true;
+    }
+    if let Some((before, content)) = first_fence(said)
+        && holds_query(content)
+        && (before.trim().is_empty() || is_announcement(before))
+    {
+        return true;
+    }
+    let line = said.lines().next().unwrap_or_default();
+    is_label(line) && holds_query(said) || is_announcement(line) && holds_query(&said[line.len()..])
+}
+
+/// Whether a text ends like a sentence, as no line of SQL does.
+fn is_announcement(text: &str) -> bool {
+    text.trim_end().ends_with([':', '.', '!', '?'])
+}
+
+fn last_word(text: &str) -> usize {
+    text.rfind(char::is_whitespace).map_or(0, |at| at + 1)
+}
+
+/// Whether `text` begins like `beginning`, in any case, and does not go on with the same word.
+fn same_beginning(beginning: &str, text: &str) -> bool {
+    let mut letters = text.chars();
+    let same = beginning.chars().all(|wanted| {
+        letters
+            .next()
+            .is_some_and(|letter| letter == wanted || letter.to_lowercase().eq(wanted.to_lowercase()))
+    });
+    let word = |letter: char| letter.is_alphanumeric() || letter == '_';
+    same && !(beginning.ends_with(word) && letters.next().is_some_and(word))
+}
+
+/// Sets a space between two parts where neither has one and no bracket or quote opens.
+fn glue(beginning: &str, rest: &str) -> String {
+    let tight = beginning.ends_with(|letter: char| letter.is_whitespace() || "([{\"'`".contains(letter))
+        || rest.starts_with(char::is_whitespace);
+    format!("{beginning}{}{rest}", if tight { "" } else { " " })
+}
 
 #[cfg(test)]
 mod tests {
@@ -322,7 +425,7 @@ mod tests {
 
     #[test]
     fn json_and_patterns() {
-        let json = |text: &str, take| read_json(text, take).map(|json| json.to_string());
+        let json = |text: &str, take| read_json(text, None, take).map(|json| json.to_string());
         assert_eq!(
             json("```json\n{\"a\": [1]}\n``` and {\"b\": 2} {", Occurrence::First),
             Some("{\"a\":[1]}".into())
@@ -350,7 +453,9 @@ mod tests {
         #[test]
         fn any_text_is_survived(text in "\\PC{0,120}") {
             let _ = read_list(&text);
-            let _ = read_json(&text, Occurrence::Last);
+            let _ = read_json(&text, Some("/a"), Occurrence::Last);
+            let _ = continue_from("SELECT", &text);
+            let _ = continue_from(&text, "şİ```");
             let _ = read_label(&text, &["İYİ".to_owned(), "ß".to_owned()], false, Occurrence::Last);
         }
 
