@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 
 use async_openai::Client;
 use async_openai::config::OpenAIConfig;
-use dinsql::llm::budget::Budget;
 use dinsql::llm::cache::{Cache, CacheMode};
 use dinsql::llm::cached::CachedModel;
 use dinsql::llm::openai::{Endpoint, OpenAiModel};
@@ -122,12 +121,7 @@ fn uncached(base_url: &str, in_flight: usize) -> Result<Arc<dyn Model>, Failure>
 
 /// The same behind a cache.
 fn cached(inner: Arc<dyn Model>, cache: &Cache) -> Arc<dyn Model> {
-    Arc::new(CachedModel::new(
-        inner,
-        cache.clone(),
-        CacheMode::On,
-        Arc::new(Budget::default()),
-    ))
+    Arc::new(CachedModel::new(inner, cache.clone(), CacheMode::On))
 }
 
 /// One of many requests that differ in the question, with a schema as a prompt has it.

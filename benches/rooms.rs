@@ -164,7 +164,9 @@ fn cache(criterion: &mut Criterion) {
         bencher.iter_batched(
             || (0..TOGETHER).map(|_| new_key()).collect::<Vec<_>>(),
             |keys| {
-                for stored in runtime.block_on(join_all(keys.into_iter().map(|key| cache.put(key, &request, &completion)))) {
+                for stored in runtime.block_on(join_all(
+                    keys.into_iter().map(|key| cache.put(key, &request, &completion)),
+                )) {
                     stored.expect("the cache can be written");
                 }
             },

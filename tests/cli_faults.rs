@@ -31,7 +31,11 @@ fn expected(plan: &FaultPlan, body: Digest) -> Ending {
     // The first other fault after the fifth attempt is the last.
     for attempts in ATTEMPTS + 1..=ATTEMPTS_WHEN_LIMITED {
         let ending = plan.expected_after(body, 0, attempts);
-        let last_limited = ending == Ending::Failed { class: "rate_limited", attempts };
+        let last_limited = ending
+            == Ending::Failed {
+                class: "rate_limited",
+                attempts,
+            };
         if !last_limited || attempts == ATTEMPTS_WHEN_LIMITED {
             return ending;
         }
@@ -48,7 +52,16 @@ fn ten_thousand_examples_through_thirty_percent_faults() {
     let started = Instant::now();
     let ran = workspace.run(
         &server,
-        &["zero-shot", "--data", "many", "--concurrency", "64", "--set", "model.timeout=3", "--json"],
+        &[
+            "zero-shot",
+            "--data",
+            "many",
+            "--concurrency",
+            "64",
+            "--set",
+            "model.timeout=3",
+            "--json",
+        ],
     );
     let seconds = started.elapsed().as_secs_f64();
     let run = ran.expect(3).json()["runs"][0].clone();
@@ -89,7 +102,12 @@ fn ten_thousand_examples_through_thirty_percent_faults() {
         match ending {
             Ending::Answered { attempts, .. } => {
                 assert_eq!(stage["completion"]["attempts"], attempts, "{}: {stage:#}", known.id);
-                assert_eq!(stage["completion"]["text"] == known.gold.as_str(), ending.is_good(), "{}", known.id);
+                assert_eq!(
+                    stage["completion"]["text"] == known.gold.as_str(),
+                    ending.is_good(),
+                    "{}",
+                    known.id
+                );
             }
             Ending::Failed { class, attempts } => {
                 failed += 1;
@@ -104,7 +122,11 @@ fn ten_thousand_examples_through_thirty_percent_faults() {
             }
         }
     }
-    assert_eq!(server.count(), requests, "every request is one that the policy asks for");
+    assert_eq!(
+        server.count(),
+        requests,
+        "every request is one that the policy asks for"
+    );
     assert_eq!(run["outcomes"]["model_error"], failed);
     assert!(failed > 100, "{failed}: the faults were real");
     assert_eq!(server.paid_twice(), Vec::<String>::new());
@@ -133,9 +155,8 @@ fn start_patiently(workspace: &Workspace, server: &Server, arguments: &[&str]) -
 fn whoever_waits_is_woken_by_the_wish_to_stop() {
     for kind in [Signal::INT, Signal::TERM] {
         let workspace = Workspace::new();
-        let server = Server::start(|_, _| {
-            Reply::plain(429, "text/plain", "slow down").with_header("retry-after", "30")
-        });
+        let server =
+            Server::start(|_, _| Reply::plain(429, "text/plain", "slow down").with_header("retry-after", "30"));
         let running = start_patiently(&workspace, &server, &["zero-shot", "--data", "tiny", "--lang", "en"]);
         // The first refusals hold the others back, so that there may be fewer requests than calls.
         wait_until("somebody has asked", || server.count() > 0);
@@ -145,11 +166,22 @@ fn whoever_waits_is_woken_by_the_wish_to_stop() {
         signal(&running, kind);
         let ran = running.end().expect(130);
         assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
-        assert!(ran.err.contains("interrupted; the same command goes on from there"), "{}", ran.err);
+        assert!(
+            ran.err.contains("interrupted; the same command goes on from there"),
+            "{}",
+            ran.err
+        );
         let folder = workspace.run_folder("zero-shot.tiny.en.");
         let record = read_json(&folder.join("run.json"));
-        assert_eq!((&record["status"], &record["stopped"]), (&json!("partial"), &json!("interrupted")));
-        assert_eq!(read_lines(&folder.join("traces.jsonl")).len(), 0, "an example that was not finished is not done");
+        assert_eq!(
+            (&record["status"], &record["stopped"]),
+            (&json!("partial"), &json!("interrupted"))
+        );
+        assert_eq!(
+            read_lines(&folder.join("traces.jsonl")).len(),
+            0,
+            "an example that was not finished is not done"
+        );
         assert_eq!(server.count(), before, "nothing was asked again");
     }
 }
@@ -190,7 +222,11 @@ fn an_outage_stops_the_run_and_what_failed_is_asked_again_on_request() {
     let ran = workspace.run(&server, &arguments).expect(4);
     let run = ran.json()["runs"][0].clone();
     assert_eq!(run["status"], "partial");
-    assert!(ran.err.contains("calls in a row failed for good") && ran.err.contains("--retry-errors"), "{}", ran.err);
+    assert!(
+        ran.err.contains("calls in a row failed for good") && ran.err.contains("--retry-errors"),
+        "{}",
+        ran.err
+    );
     let errors = run["outcomes"]["model_error"].as_u64().expect("some");
     assert!((1..=12).contains(&errors), "{run:#}");
     assert!(server.count() < 20 + 70, "{} requests", server.count());
@@ -198,7 +234,10 @@ fn an_outage_stops_the_run_and_what_failed_is_asked_again_on_request() {
     down.store(false, Ordering::SeqCst);
     let ran = workspace.run(&server, &arguments).expect(3);
     let run = ran.json()["runs"][0].clone();
-    assert_eq!(run["outcomes"], json!({ "answered": 100 - errors, "model_error": errors }));
+    assert_eq!(
+        run["outcomes"],
+        json!({ "answered": 100 - errors, "model_error": errors })
+    );
     let before = server.count();
     let again = [&arguments[..], &["--retry-errors"]].concat();
     let ran = workspace.run(&server, &again).expect(0);
@@ -214,7 +253,9 @@ fn many_bad_answers_in_a_row_are_no_outage() {
     let workspace = Workspace::new();
     workspace.many(30);
     let server = Server::start(|_, _| Reply::reasoning_only());
-    let ran = workspace.run(&server, &["zero-shot", "--data", "many", "--json"]).expect(3);
+    let ran = workspace
+        .run(&server, &["zero-shot", "--data", "many", "--json"])
+        .expect(3);
     assert_eq!(ran.json()["runs"][0]["outcomes"], json!({ "model_error": 30 }));
 }
 
@@ -229,7 +270,10 @@ fn a_complete_run_is_left_as_it_is() {
     let content = |folder: &std::path::Path| -> Vec<(std::path::PathBuf, Vec<u8>)> {
         let mut files = support::files(folder);
         files.sort();
-        files.into_iter().map(|path| (path.clone(), std::fs::read(path).expect("a file"))).collect()
+        files
+            .into_iter()
+            .map(|path| (path.clone(), std::fs::read(path).expect("a file")))
+            .collect()
     };
     let before = content(&folder);
     let second = workspace.run(&server, &arguments).expect(0).json();
@@ -243,7 +287,10 @@ fn a_complete_run_is_left_as_it_is() {
     workspace.run(&server, &arguments).expect(0);
     assert_eq!(content(&folder).len(), before.len());
     assert_eq!(support::read(&folder.join("summary.json")).len(), {
-        let at = before.iter().position(|(path, _)| path.ends_with("summary.json")).expect("a summary");
+        let at = before
+            .iter()
+            .position(|(path, _)| path.ends_with("summary.json"))
+            .expect("a summary");
         before[at].1.len()
     });
 }
@@ -255,9 +302,13 @@ fn a_full_disk_loses_nothing_that_was_paid_for() {
     let known = workspace.many(6);
     // Prompts so long that the traces outgrow the limit below, which nothing else comes near.
     let tables: String = (0..1000)
-        .map(|number| format!("CREATE TABLE a_table_that_nobody_asks_about_{number} (id INTEGER PRIMARY KEY, name TEXT);"))
+        .map(|number| {
+            format!("CREATE TABLE a_table_that_nobody_asks_about_{number} (id INTEGER PRIMARY KEY, name TEXT);")
+        })
         .collect();
-    let items: String = (0..6).map(|number| format!("INSERT INTO item VALUES ({number}, 'item number {number}');")).collect();
+    let items: String = (0..6)
+        .map(|number| format!("INSERT INTO item VALUES ({number}, 'item number {number}');"))
+        .collect();
     workspace.database(
         "datasets/many/databases/stock/stock.sqlite",
         &format!("CREATE TABLE item (id INTEGER PRIMARY KEY, name TEXT); {items} {tables}"),
@@ -318,7 +369,16 @@ fn resume_takes_folders_and_environment_from_the_run() {
         .env("DINSQL_CACHE", "answers")
         .env("OPENAI_BASE_URL", &server.url)
         .env("DINSQL_MODEL", "tester")
-        .args(["run", "zero-shot", "--data", "tiny", "--lang", "en", "--concurrency", "1"]);
+        .args([
+            "run",
+            "zero-shot",
+            "--data",
+            "tiny",
+            "--lang",
+            "en",
+            "--concurrency",
+            "1",
+        ]);
     Background::spawn(&mut command).end().expect(4);
     slow.store(false, Ordering::SeqCst);
     let folder = support::run_folder(&workspace.path("runs of mine"), "zero-shot.tiny.en.");
@@ -327,10 +387,24 @@ fn resume_takes_folders_and_environment_from_the_run() {
     std::fs::rename(&folder, &moved).expect("another name");
     let elsewhere = tempfile::tempdir().expect("a folder");
     let mut command = workspace.command();
-    command.current_dir(elsewhere.path()).args(["run", "--resume", moved.to_str().expect("a path"), "--json"]);
+    command
+        .current_dir(elsewhere.path())
+        .args(["run", "--resume", moved.to_str().expect("a path"), "--json"]);
     let ran = Background::spawn(&mut command).end().expect(0);
     let run = ran.json()["runs"][0].clone();
-    assert_eq!((&run["status"], &run["metrics"]["ex"]["value"]), (&json!("complete"), &json!(1.0)));
-    assert_eq!(std::fs::read_dir(elsewhere.path()).expect("a folder").count(), 0, "nothing was made elsewhere");
-    assert_eq!(std::fs::read_dir(workspace.path("runs of mine")).expect("a folder").count(), 1);
+    assert_eq!(
+        (&run["status"], &run["metrics"]["ex"]["value"]),
+        (&json!("complete"), &json!(1.0))
+    );
+    assert_eq!(
+        std::fs::read_dir(elsewhere.path()).expect("a folder").count(),
+        0,
+        "nothing was made elsewhere"
+    );
+    assert_eq!(
+        std::fs::read_dir(workspace.path("runs of mine"))
+            .expect("a folder")
+            .count(),
+        1
+    );
 }

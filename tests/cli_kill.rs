@@ -41,7 +41,13 @@ fn whole_of(folder: &Path) -> (Json, BTreeMap<String, Json>, [String; 4]) {
         })
         .collect();
     assert_eq!(by_id.len(), count, "no example is there twice");
-    let files = ["predictions.json", "predictions.sql", "verdicts.jsonl", "examples.jsonl"].map(|name| read(&folder.join(name)));
+    let files = [
+        "predictions.json",
+        "predictions.sql",
+        "verdicts.jsonl",
+        "examples.jsonl",
+    ]
+    .map(|name| read(&folder.join(name)));
     (summary, by_id, files)
 }
 
@@ -65,7 +71,11 @@ fn a_hundred_kills_leave_no_trace() {
     let server = Server::start(move |body, number| {
         let message = last_user_message(body);
         let reply = if message.contains("item 11?") {
-            Reply::error(400, "context_length_exceeded", "This model's maximum context length is 10 tokens.")
+            Reply::error(
+                400,
+                "context_length_exceeded",
+                "This model's maximum context length is 10 tokens.",
+            )
         } else if message.contains("item 12?") {
             Reply::finished(Some("Label: EASY\nSELECT"), "length")
         } else {
@@ -75,7 +85,10 @@ fn a_hundred_kills_leave_no_trace() {
     });
     let arguments = ["din-sql", "--data", "many", "--concurrency", "4"];
     workspace
-        .run(&server, &[&arguments[..], &["--runs-dir", "whole", "--cache", "whole-cache"]].concat())
+        .run(
+            &server,
+            &[&arguments[..], &["--runs-dir", "whole", "--cache", "whole-cache"]].concat(),
+        )
         .expect(3);
     let expected = whole_of(&run_folder(&workspace.path("whole"), "din-sql.many.en."));
     let calls = server.count();
@@ -108,7 +121,10 @@ fn a_hundred_kills_leave_no_trace() {
             let asked = server.count() - at_start;
             let kept = stored(&workspace.path(&format!("{cache}/completions.sqlite")));
             let refused = asked_about(&server, at_start, "item 11?");
-            assert!(asked <= kept + lost + refused + UNDER_WAY, "{asked} asked, {kept} kept, {lost} lost before");
+            assert!(
+                asked <= kept + lost + refused + UNDER_WAY,
+                "{asked} asked, {kept} kept, {lost} lost before"
+            );
             lost = (asked - refused).saturating_sub(kept);
         }
         workspace.run(&server, &arguments).expect(3);
@@ -128,5 +144,8 @@ fn a_hundred_kills_leave_no_trace() {
 /// Requests about a question, from the `first`.
 fn asked_about(server: &Server, first: usize, question: &str) -> usize {
     let received = server.received();
-    received[first..].iter().filter(|request| request.question().contains(question)).count()
+    received[first..]
+        .iter()
+        .filter(|request| request.question().contains(question))
+        .count()
 }

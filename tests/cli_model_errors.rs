@@ -282,7 +282,10 @@ fn what_never_works_is_given_up() {
         };
         let (workspace, _) = ends_only_the_example(reply, class, attempts);
         let failure = &trace_of(&workspace, "v1")["stages"][0]["failure"];
-        assert_eq!((&failure["class"], &failure["attempts"]), (&json!(class), &json!(attempts)));
+        assert_eq!(
+            (&failure["class"], &failure["attempts"]),
+            (&json!(class), &json!(attempts))
+        );
     }
 }
 

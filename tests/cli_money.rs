@@ -56,7 +56,9 @@ fn a_budget_of_half_the_cost_stops_within_a_call_of_it_and_goes_on_to_the_same_e
     let whole = ["--runs-dir", "whole", "--cache", "whole-cache"];
     run(&workspace, &[&arguments[..], &whole].concat()).expect(0);
     let whole = run_folder(&workspace.path("whole"), "din-sql.many.en.");
-    let total = read_json(&whole.join("summary.json"))["usage"]["cost"].as_f64().expect("a cost");
+    let total = read_json(&whole.join("summary.json"))["usage"]["cost"]
+        .as_f64()
+        .expect("a cost");
     let by_hand: f64 = calls(&whole).iter().map(cost_of).sum();
     assert!((total - by_hand).abs() < 1e-6, "{total} {by_hand}");
     let dearest = calls(&whole).iter().map(cost_of).fold(0.0, f64::max);
@@ -74,10 +76,18 @@ fn a_budget_of_half_the_cost_stops_within_a_call_of_it_and_goes_on_to_the_same_e
     let folder = workspace.run_folder("din-sql.many.en.");
     // Every call has the same shape, so that calls and money go together.
     let spent = total * asked as f64 / 240.0;
-    assert!(spent <= cap + dearest && spent >= cap - 2.0 * dearest, "{spent} of {cap}, a call up to {dearest}");
+    assert!(
+        spent <= cap + dearest && spent >= cap - 2.0 * dearest,
+        "{spent} of {cap}, a call up to {dearest}"
+    );
     let stopped = read_json(&folder.join("run.json"));
     assert_eq!(stopped["status"], "partial");
-    assert!(stopped["stopped"].as_str().is_some_and(|reason| reason.contains("is spent")), "{stopped:#}");
+    assert!(
+        stopped["stopped"]
+            .as_str()
+            .is_some_and(|reason| reason.contains("is spent")),
+        "{stopped:#}"
+    );
 
     // The same cap again buys nothing more, also where calls are in the cache and in no trace.
     run(&workspace, &capped).expect(4);
@@ -101,20 +111,46 @@ fn calls_tokens_and_time_are_capped_too() {
     let ran = run(&workspace, &[&arguments[..], &["--max-calls", "7"]].concat()).expect(4);
     assert_eq!(server.count(), 7);
     assert!(ran.err.contains("7 of 7 calls are made"), "{}", ran.err);
-    assert_eq!(ran.json()["runs"][0]["outcomes"], json!({ "answered": 7, "budget": 23 }));
+    assert_eq!(
+        ran.json()["runs"][0]["outcomes"],
+        json!({ "answered": 7, "budget": 23 })
+    );
     // Counted over the parts of the run.
     run(&workspace, &[&arguments[..], &["--max-calls", "12"]].concat()).expect(4);
     assert_eq!(server.count(), 12);
 
-    let tokens = |run: &Json| run["usage"]["prompt_tokens"].as_u64().unwrap() + run["usage"]["completion_tokens"].as_u64().unwrap();
-    let ran = run(&workspace, &[&arguments[..], &["--max-tokens", "2000", "--runs-dir", "t", "--no-cache"]].concat()).expect(4);
+    let tokens = |run: &Json| {
+        run["usage"]["prompt_tokens"].as_u64().unwrap() + run["usage"]["completion_tokens"].as_u64().unwrap()
+    };
+    let ran = run(
+        &workspace,
+        &[
+            &arguments[..],
+            &["--max-tokens", "2000", "--runs-dir", "t", "--no-cache"],
+        ]
+        .concat(),
+    )
+    .expect(4);
     let used = tokens(&ran.json()["runs"][0]);
     assert!((1500..=2000).contains(&used), "{used}");
 
     let slow = Server::start(|_, _| Reply::Slow(Duration::from_millis(200), Box::new(Reply::text("SELECT 1"))));
     let started = Instant::now();
-    let arguments = ["run", "zero-shot", "--data", "many", "--concurrency", "1", "--max-time", "1s", "--runs-dir", "s"];
-    let ran = workspace.call(&[&arguments[..], &support::at(&slow)].concat()).expect(4);
+    let arguments = [
+        "run",
+        "zero-shot",
+        "--data",
+        "many",
+        "--concurrency",
+        "1",
+        "--max-time",
+        "1s",
+        "--runs-dir",
+        "s",
+    ];
+    let ran = workspace
+        .call(&[&arguments[..], &support::at(&slow)].concat())
+        .expect(4);
     assert!(started.elapsed() < Duration::from_secs(20));
     assert!(ran.err.contains("the 1 s are over"), "{}", ran.err);
     assert!((1..30).contains(&slow.count()), "{}", slow.count());
@@ -124,9 +160,14 @@ fn calls_tokens_and_time_are_capped_too() {
 fn an_unknown_price_is_unknown_and_no_basis_for_a_cap() {
     let workspace = Workspace::new();
     let server = Server::start(oracle(&tiny("en")));
-    let ran = workspace.run(&server, &["zero-shot", "--data", "tiny", "--lang", "en"]).expect(0);
+    let ran = workspace
+        .run(&server, &["zero-shot", "--data", "tiny", "--lang", "en"])
+        .expect(0);
     assert!(ran.out.contains("unknown") && !ran.out.contains("$0"), "{}", ran.out);
-    let ran = workspace.run(&server, &["zero-shot", "--data", "tiny", "--lang", "tr", "--max-cost", "1"]);
+    let ran = workspace.run(
+        &server,
+        &["zero-shot", "--data", "tiny", "--lang", "tr", "--max-cost", "1"],
+    );
     insta::assert_snapshot!("max_cost_without_a_price", workspace.complaint(&ran));
     assert_eq!(server.count(), 6, "nothing was asked");
     let ran = workspace.run(&server, &["zero-shot", "--data", "tiny", "--max-cost", "-1"]);
@@ -154,7 +195,17 @@ fn costs_as_the_server_tells_them() {
             server.url
         ),
     );
-    let arguments = ["zero-shot", "--data", "tiny", "--lang", "en", "--limit", "2", "--concurrency", "1"];
+    let arguments = [
+        "zero-shot",
+        "--data",
+        "tiny",
+        "--lang",
+        "en",
+        "--limit",
+        "2",
+        "--concurrency",
+        "1",
+    ];
     let ran = run(&workspace, &arguments).expect(0);
     // 0.25 and 100 × 10 + 900 × 1 + 10 × 50 millionths
     assert_eq!(ran.json()["runs"][0]["usage"]["cost"].as_f64(), Some(0.2524));
@@ -170,19 +221,40 @@ fn repeats_are_independent_runs_and_summarised_with_their_spread() {
         let repeat = body["seed"].as_i64().unwrap_or(7) - 7;
         let question = support::last_user_message(body).to_owned();
         let wrong = ["longest river", "no town"];
-        if wrong.iter().take(usize::try_from(repeat).unwrap_or(0)).any(|part| question.contains(part)) {
+        if wrong
+            .iter()
+            .take(usize::try_from(repeat).unwrap_or(0))
+            .any(|part| question.contains(part))
+        {
             return Reply::text("SELECT 'wrong'");
         }
         right(body, number)
     });
-    let arguments = ["zero-shot", "--data", "tiny", "--lang", "en", "--set", "model.seed=7", "--repeat", "3"];
-    let ran = workspace.run(&server, &[&arguments[..], &["--json"]].concat()).expect(0);
+    let arguments = [
+        "zero-shot",
+        "--data",
+        "tiny",
+        "--lang",
+        "en",
+        "--set",
+        "model.seed=7",
+        "--repeat",
+        "3",
+    ];
+    let ran = workspace
+        .run(&server, &[&arguments[..], &["--json"]].concat())
+        .expect(0);
     assert_eq!(server.count(), 18, "no repeat is served from another's answers");
-    let seeds: std::collections::BTreeSet<i64> =
-        server.received().iter().filter_map(|request| request.body["seed"].as_i64()).collect();
+    let seeds: std::collections::BTreeSet<i64> = server
+        .received()
+        .iter()
+        .filter_map(|request| request.body["seed"].as_i64())
+        .collect();
     assert_eq!(seeds.into_iter().collect::<Vec<_>>(), [7, 8, 9]);
     let json = ran.json();
-    let values: Vec<f64> = (0..3).map(|i| json["runs"][i]["metrics"]["ex"]["value"].as_f64().unwrap()).collect();
+    let values: Vec<f64> = (0..3)
+        .map(|i| json["runs"][i]["metrics"]["ex"]["value"].as_f64().unwrap())
+        .collect();
     assert_eq!(values, [1.0, 5.0 / 6.0, 4.0 / 6.0]);
     let ex = &json["repeats"][0]["metrics"]["ex"];
     assert_eq!(json["repeats"][0]["runs"], 3);
@@ -207,14 +279,25 @@ fn equal_questions_in_flight_are_asked_once() {
     }
     workspace.dataset("many", &known);
     let answer = oracle(&known);
-    let server = Server::start(move |body, number| Reply::Slow(Duration::from_millis(100), Box::new(answer(body, number))));
-    let ran = workspace.run(&server, &["zero-shot", "--data", "many", "--json"]).expect(0);
+    let server =
+        Server::start(move |body, number| Reply::Slow(Duration::from_millis(100), Box::new(answer(body, number))));
+    let ran = workspace
+        .run(&server, &["zero-shot", "--data", "many", "--json"])
+        .expect(0);
     let run = &ran.json()["runs"][0];
     assert_eq!(server.count(), 1);
-    assert_eq!((&run["usage"]["calls"], &run["effort"]["cache_hits"]), (&json!(20), &json!(19)));
+    assert_eq!(
+        (&run["usage"]["calls"], &run["effort"]["cache_hits"]),
+        (&json!(20), &json!(19))
+    );
     assert_eq!(run["metrics"]["ex"]["value"], 1.0);
     // Without a cache nothing is shared.
-    workspace.run(&server, &["zero-shot", "--data", "many", "--no-cache", "--runs-dir", "other"]).expect(0);
+    workspace
+        .run(
+            &server,
+            &["zero-shot", "--data", "many", "--no-cache", "--runs-dir", "other"],
+        )
+        .expect(0);
     assert_eq!(server.count(), 21);
 }
 
@@ -223,7 +306,18 @@ fn cache_modes_through_the_command() {
     let workspace = Workspace::new();
     let server = Server::start(oracle(&tiny("en")));
     let arguments = |runs: &'static str, mode: &'static str| {
-        ["zero-shot", "--data", "tiny", "--lang", "en", "--json", "--runs-dir", runs, "--cache-mode", mode]
+        [
+            "zero-shot",
+            "--data",
+            "tiny",
+            "--lang",
+            "en",
+            "--json",
+            "--runs-dir",
+            runs,
+            "--cache-mode",
+            mode,
+        ]
     };
     // Nothing is there yet to be replayed.
     let ran = workspace.run(&server, &arguments("a", "read-only"));
@@ -241,7 +335,17 @@ fn cache_modes_through_the_command() {
     // A replay that lacks an answer stops, and says of which call.
     let ran = workspace.run(
         &server,
-        &["zero-shot", "--data", "tiny", "--lang", "tr", "--limit", "1", "--cache-mode", "read-only"],
+        &[
+            "zero-shot",
+            "--data",
+            "tiny",
+            "--lang",
+            "tr",
+            "--limit",
+            "1",
+            "--cache-mode",
+            "read-only",
+        ],
     );
     insta::assert_snapshot!("replay_of_what_is_not_there", workspace.complaint(&ran));
     assert_eq!(server.count(), 18);
@@ -252,26 +356,51 @@ fn the_cache_can_be_looked_at_pruned_and_carried_elsewhere() {
     let workspace = Workspace::new();
     let server = Server::start(oracle(&tiny("en")));
     priced(&workspace, &server);
-    assert_eq!(workspace.call(&["cache", "stats"]).expect(0).out, "cache/completions.sqlite: no completions yet\n");
+    assert_eq!(
+        workspace.call(&["cache", "stats"]).expect(0).out,
+        "cache/completions.sqlite: no completions yet\n"
+    );
     run(&workspace, &["zero-shot", "--data", "tiny", "--lang", "en"]).expect(0);
     let stats = workspace.call(&["cache", "stats", "--json"]).expect(0).json();
-    assert_eq!((&stats["completions"], &stats["models"][0]["model"]), (&json!(6), &json!("tester")));
+    assert_eq!(
+        (&stats["completions"], &stats["models"][0]["model"]),
+        (&json!(6), &json!("tester"))
+    );
     assert!(stats["models"][0]["cost"].as_f64().unwrap() > 0.0);
     let shown = workspace.call(&["cache", "stats"]).expect(0).out;
     assert!(shown.contains("tester") && shown.contains("6 completions"), "{shown}");
 
     workspace.call(&["cache", "export", "answers.jsonl"]).expect(0);
     assert_eq!(read_lines(&workspace.path("answers.jsonl")).len(), 6);
-    let ran = workspace.call(&["cache", "import", "answers.jsonl", "--cache", "elsewhere"]).expect(0);
+    let ran = workspace
+        .call(&["cache", "import", "answers.jsonl", "--cache", "elsewhere"])
+        .expect(0);
     assert_eq!(ran.out, "6 completions added, 0 there already\n");
-    let ran = run(&workspace, &["zero-shot", "--data", "tiny", "--lang", "en", "--cache", "elsewhere", "--runs-dir", "r2"]).expect(0);
+    let ran = run(
+        &workspace,
+        &[
+            "zero-shot",
+            "--data",
+            "tiny",
+            "--lang",
+            "en",
+            "--cache",
+            "elsewhere",
+            "--runs-dir",
+            "r2",
+        ],
+    )
+    .expect(0);
     assert_eq!(ran.json()["runs"][0]["effort"]["cache_hits"], 6);
     assert_eq!(server.count(), 6);
 
     let ran = workspace.call(&["cache", "prune"]);
     insta::assert_snapshot!("prune_of_nothing_in_particular", workspace.complaint(&ran));
     workspace.call(&["cache", "prune", "--older-than", "1d"]).expect(0);
-    let pruned = workspace.call(&["cache", "prune", "--model", "tester", "--provider", "mock", "--json"]).expect(0).json();
+    let pruned = workspace
+        .call(&["cache", "prune", "--model", "tester", "--provider", "mock", "--json"])
+        .expect(0)
+        .json();
     assert_eq!(pruned["completions"], 6);
     workspace.write("broken.jsonl", "{\"key\": \"12\"}\n");
     let ran = workspace.call(&["cache", "import", "broken.jsonl"]);
@@ -295,12 +424,19 @@ fn parts_on_several_machines_make_the_run_of_one() {
     let known = workspace.many(50);
     let server = Server::start(oracle(&known));
     let arguments = ["zero-shot", "--data", "many", "--json"];
-    workspace.run(&server, &[&arguments[..], &["--runs-dir", "whole", "--no-cache"]].concat()).expect(0);
+    workspace
+        .run(
+            &server,
+            &[&arguments[..], &["--runs-dir", "whole", "--no-cache"]].concat(),
+        )
+        .expect(0);
     let whole = run_folder(&workspace.path("whole"), "zero-shot.many.en.");
     let mut parts = Vec::new();
     let mut n = 0;
     for part in ["1/3", "2/3", "3/3"] {
-        let ran = workspace.run(&server, &[&arguments[..], &["--shard", part]].concat()).expect(0);
+        let ran = workspace
+            .run(&server, &[&arguments[..], &["--shard", part]].concat())
+            .expect(0);
         let run = ran.json()["runs"][0].clone();
         n += run["n"].as_u64().expect("a number");
         parts.push(run["dir"].as_str().expect("a folder").to_owned());
@@ -317,13 +453,20 @@ fn parts_on_several_machines_make_the_run_of_one() {
     let merged = workspace.path(ran.json()["runs"][0]["dir"].as_str().expect("a folder"));
     assert_eq!(merged.file_name(), whole.file_name(), "the same run, so the same name");
     assert_eq!(summary_of(&merged), summary_of(&whole));
-    for file in ["predictions.json", "predictions.sql", "verdicts.jsonl", "examples.jsonl"] {
+    for file in [
+        "predictions.json",
+        "predictions.sql",
+        "verdicts.jsonl",
+        "examples.jsonl",
+    ] {
         assert_eq!(read(&merged.join(file)), read(&whole.join(file)), "{file}");
     }
     let again = workspace.call(&merge);
     assert_eq!(again.code, Some(1), "{again:?}");
     // The merged folder is the whole run: nothing is left to do in it.
     std::fs::rename(workspace.path("gone"), workspace.path("datasets")).expect("its name");
-    workspace.run(&server, &[&arguments[..], &["--runs-dir", "merged"]].concat()).expect(0);
+    workspace
+        .run(&server, &[&arguments[..], &["--runs-dir", "merged"]].concat())
+        .expect(0);
     assert_eq!(server.count(), 100);
 }

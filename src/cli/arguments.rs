@@ -170,7 +170,11 @@ pub struct ModelArguments {
 
 impl ModelArguments {
     pub fn cache_choice(&self) -> CacheChoice {
-        if self.no_cache { CacheChoice::Off } else { self.cache_mode }
+        if self.no_cache {
+            CacheChoice::Off
+        } else {
+            self.cache_mode
+        }
     }
 }
 
@@ -562,7 +566,10 @@ pub enum CacheCommand {
 fn age(text: &str) -> Result<Duration, String> {
     match text.trim().strip_suffix('d') {
         Some(days) => {
-            let days: f64 = days.trim().parse().map_err(|_| "expected an age as in `30d` or `12h`".to_owned())?;
+            let days: f64 = days
+                .trim()
+                .parse()
+                .map_err(|_| "expected an age as in `30d` or `12h`".to_owned())?;
             Duration::try_from_secs_f64(days * 86_400.0).map_err(|error| error.to_string())
         }
         None => time(text).map_err(|_| "expected an age as in `30d` or `12h`".into()),

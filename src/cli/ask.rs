@@ -21,7 +21,12 @@ pub async fn ask(arguments: AskArguments, settings: &Settings) -> Result<Exit, F
     let database = find_database(&arguments, settings)?;
     open_trusted(&database.path).map_err(Failure::usage)?;
     let pipeline = settings.pipeline(&arguments.pipeline, &arguments.set)?;
-    let providers = Providers::set_up(&arguments.model, settings, std::slice::from_ref(&pipeline), &Control::default())?;
+    let providers = Providers::set_up(
+        &arguments.model,
+        settings,
+        std::slice::from_ref(&pipeline),
+        &Control::default(),
+    )?;
     let example = Example {
         id: "question".into(),
         position: 0,

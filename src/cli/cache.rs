@@ -28,9 +28,8 @@ pub fn cache(command: CacheCommand, settings: &Settings) -> Result<Exit, Failure
         } => {
             if !all && older_than.is_none() && model.is_none() && provider.is_none() {
                 return Err(
-                    Failure::message(Exit::Usage, "nothing says which completions are to go").hint(
-                        "give --older-than, --model or --provider, or --all; --dry-run only counts them",
-                    ),
+                    Failure::message(Exit::Usage, "nothing says which completions are to go")
+                        .hint("give --older-than, --model or --provider, or --all; --dry-run only counts them"),
                 );
             }
             let before = older_than.map(|age| {
@@ -81,8 +80,8 @@ pub fn cache(command: CacheCommand, settings: &Settings) -> Result<Exit, Failure
                 })?;
                 import(&path, &mut BufReader::new(from))
             };
-            let imported = imported
-                .map_err(|error| Failure::message(Exit::Failed, format!("{}: {error}", file.display())))?;
+            let imported =
+                imported.map_err(|error| Failure::message(Exit::Failed, format!("{}: {error}", file.display())))?;
             say!(
                 "{} added, {} there already",
                 completions(imported.added),
@@ -101,7 +100,10 @@ fn show(path: &Path, as_json: bool) -> Result<(), Failure> {
     if !path.exists() {
         // A new user has none, which is no mistake.
         if as_json {
-            say!("{}", json!({ "path": path, "completions": 0, "file_bytes": 0, "models": [] }));
+            say!(
+                "{}",
+                json!({ "path": path, "completions": 0, "file_bytes": 0, "models": [] })
+            );
         } else {
             say!("{}: no completions yet", path.display());
         }
@@ -141,7 +143,16 @@ fn show(path: &Path, as_json: bool) -> Result<(), Failure> {
     say!(
         "{}",
         table(
-            &["model", "provider", "completions", "KB", "prompt tokens", "completion tokens", "cost", "stored"],
+            &[
+                "model",
+                "provider",
+                "completions",
+                "KB",
+                "prompt tokens",
+                "completion tokens",
+                "cost",
+                "stored"
+            ],
             rows
         )
     );

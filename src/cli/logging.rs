@@ -143,7 +143,7 @@ impl LogFile {
         tracing_subscriber::fmt::layer()
             .json()
             .flatten_event(true)
-            .with_current_span(false)
+            .with_current_span(true)
             .with_span_list(true)
             .with_span_events(FmtSpan::CLOSE)
             .with_writer(self.clone())
@@ -299,7 +299,12 @@ mod tests {
         assert_eq!(lines[0]["count"], 2);
         assert_eq!(lines[0]["spans"][0]["pipeline"], "p");
         assert_eq!(lines[0]["spans"][1]["id"], "q1");
-        assert_eq!(lines[2]["spans"][0]["late"], 7);
+        assert_eq!(lines[1]["span"]["id"], "q1");
+        assert_eq!(lines[1]["spans"][0]["pipeline"], "p");
+        assert_eq!(
+            (&lines[2]["span"]["name"], &lines[2]["span"]["late"]),
+            (&"run".into(), &7.into())
+        );
         assert!(lines[2]["time.busy"].is_string());
     }
 

@@ -15,7 +15,10 @@ mod dataset;
 mod embedded;
 mod estimate;
 mod exit;
+mod logging;
 mod model;
+#[cfg(feature = "otel")]
+mod otel;
 mod output;
 mod progress;
 mod prompt;
@@ -27,7 +30,6 @@ mod score;
 mod settings;
 
 use std::ffi::OsString;
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
@@ -51,9 +53,15 @@ pub fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { Exit::Usage } else { Exit::Fine } as u8);
         }
     };
-    start_logging(&cli);
     // Ignored where another library has installed one already; any will do.
     let _ = rustls::crypto::ring::default_provider().install_default();
+    let _logging = match logging::start(&cli.global) {
+        Ok(guard) => guard,
+        Err(failure) => {
+            failure.print();
+            return ExitCode::from(failure.exit as u8);
+        }
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -89,22 +97,4 @@ async fn dispatch(cli: Cli) -> Result<Exit, Failure> {
             Ok(Exit::Fine)
         }
     }
-}
-
-fn start_logging(cli: &Cli) {
-    use tracing_subscriber::EnvFilter;
-    // The client library writes whole error bodies, which may hold prompts, at error level.
-    let filter = EnvFilter::try_new(&cli.global.log)
-        .unwrap_or_else(|_| EnvFilter::new("warn"))
-        .add_directive(
-            "async_openai=off"
-                .parse()
-                .unwrap_or_else(|_| tracing_subscriber::filter::LevelFilter::WARN.into()),
-        );
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
 }

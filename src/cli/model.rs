@@ -232,7 +232,12 @@ async fn ask_and_probe(providers: &Providers) -> Result<(String, String, Complet
             }
         }
     }
-    Ok((route.provider.identity.clone(), route.model_name.clone(), answer, abilities))
+    Ok((
+        route.provider.identity.clone(),
+        route.model_name.clone(),
+        answer,
+        abilities,
+    ))
 }
 
 /// What an answer shows its server to be able to do.

@@ -270,14 +270,14 @@ impl SpanExporter for Watched {
 /// exporter's thread knows of none, and the last spans go out when the program's runtime is gone.
 #[derive(Debug)]
 struct Client {
-    client: reqwest::Client,
+    http: reqwest::Client,
     runtime: tokio::runtime::Runtime,
     health: Arc<Health>,
 }
 
 impl Client {
     fn new(health: Arc<Health>) -> Result<Self, Failure> {
-        let client = reqwest::Client::builder()
+        let http = reqwest::Client::builder()
             .timeout(timeout())
             .build()
             .context("cannot make a client for traces")?;
@@ -287,20 +287,12 @@ impl Client {
             .enable_all()
             .build()
             .context("cannot make a runtime for traces")?;
-        Ok(Client {
-            client,
-            runtime,
-            health,
-        })
+        Ok(Client { http, runtime, health })
     }
 
     async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let request: reqwest::Request = request.try_into()?;
-        let answer = self
-            .client
-            .execute(request)
-            .await
-            .map_err(reqwest::Error::without_url)?;
+        let answer = self.http.execute(request).await.map_err(reqwest::Error::without_url)?;
         let mut response = Response::builder().status(answer.status());
         if let Some(headers) = response.headers_mut() {
             headers.clone_from(answer.headers());

@@ -122,7 +122,13 @@ impl Progress {
             self.bar.set_message(self.message(counts));
         } else if counts.last_line.unwrap_or(self.started).elapsed() >= LINE_EVERY {
             counts.last_line = Some(Instant::now());
-            eprintln!("{}: {}/{} {}", self.label, counts.done, self.total, self.message(counts));
+            eprintln!(
+                "{}: {}/{} {}",
+                self.label,
+                counts.done,
+                self.total,
+                self.message(counts)
+            );
         }
     }
 

@@ -99,43 +99,44 @@ impl Providers {
                     .map(Duration::from_secs_f64),
                 ..policy
             };
-            let (identity, client, defaults, limiter): (String, Arc<dyn Model>, ModelSpec, Arc<Limiter>) =
-                if name == EMBEDDED {
-                    let wanted = if is_default { arguments.model.as_deref() } else { None };
-                    let choice = embedded::choose(wanted, arguments.model_file.as_deref())?;
-                    let spec = ModelSpec {
-                        name: Some(choice.name()),
-                        ..ModelSpec::default()
-                    };
-                    if is_default && arguments.provider.is_none() && arguments.model_file.is_none() {
-                        eprintln!(
-                            "no API key: using the embedded model {} (others: --base-url, dinsql.yaml, or {KEY_VARIABLE})",
-                            choice.name()
-                        );
-                    }
-                    let identity = choice.identity();
-                    let lazy = Arc::new(LazyServer::new(
-                        choice,
-                        &settings.cache,
-                        arguments.llama_server.clone(),
-                        arguments.concurrency,
-                    ));
-                    let limiter = Arc::new(Limiter::new(caps(lazy.slots as usize), policy.longest_wait));
-                    server = Some(Arc::clone(&lazy));
-                    (identity, lazy, spec, limiter)
-                } else {
-                    let (endpoint, provider) = endpoint(&name, arguments, settings, is_default)?;
-                    let identity = format!("{} {}", endpoint.name, endpoint.base_url);
-                    let spec = ModelSpec {
-                        name: provider.and_then(|provider| provider.model.clone()),
-                        ..ModelSpec::default()
-                    };
-                    let limiter = Arc::new(Limiter::new(caps(at_once), policy.longest_wait));
-                    let watcher = Arc::clone(&limiter);
-                    let on_rate: OnRate = Arc::new(move |hint| watcher.heed(hint));
-                    let model = OpenAiModel::watched(endpoint, Some(on_rate)).map_err(Failure::usage)?;
-                    (identity, Arc::new(model), spec, limiter)
+            let (identity, client, defaults, limiter): (String, Arc<dyn Model>, ModelSpec, Arc<Limiter>) = if name
+                == EMBEDDED
+            {
+                let wanted = if is_default { arguments.model.as_deref() } else { None };
+                let choice = embedded::choose(wanted, arguments.model_file.as_deref())?;
+                let spec = ModelSpec {
+                    name: Some(choice.name()),
+                    ..ModelSpec::default()
                 };
+                if is_default && arguments.provider.is_none() && arguments.model_file.is_none() {
+                    eprintln!(
+                        "no API key: using the embedded model {} (others: --base-url, dinsql.yaml, or {KEY_VARIABLE})",
+                        choice.name()
+                    );
+                }
+                let identity = choice.identity();
+                let lazy = Arc::new(LazyServer::new(
+                    choice,
+                    &settings.cache,
+                    arguments.llama_server.clone(),
+                    arguments.concurrency,
+                ));
+                let limiter = Arc::new(Limiter::new(caps(lazy.slots as usize), policy.longest_wait));
+                server = Some(Arc::clone(&lazy));
+                (identity, lazy, spec, limiter)
+            } else {
+                let (endpoint, provider) = endpoint(&name, arguments, settings, is_default)?;
+                let identity = format!("{} {}", endpoint.name, endpoint.base_url);
+                let spec = ModelSpec {
+                    name: provider.and_then(|provider| provider.model.clone()),
+                    ..ModelSpec::default()
+                };
+                let limiter = Arc::new(Limiter::new(caps(at_once), policy.longest_wait));
+                let watcher = Arc::clone(&limiter);
+                let on_rate: OnRate = Arc::new(move |hint| watcher.heed(hint));
+                let model = OpenAiModel::watched(endpoint, Some(on_rate)).map_err(Failure::usage)?;
+                (identity, Arc::new(model), spec, limiter)
+            };
             let forecast = Arc::new(Forecast::default());
             let rates = rate_card(&name, configured, &prices);
             let retrying = RetryingModel::new(client, policy, Arc::clone(&limiter)).connected(
@@ -240,8 +241,11 @@ fn rate_card(name: &str, configured: Option<&ProviderSettings>, prices: &Prices)
     }
     let own: BTreeMap<String, Price> = configured
         .map(|provider| {
-            let mut own: BTreeMap<String, Price> =
-                provider.prices.iter().map(|(model, price)| (model.clone(), *price)).collect();
+            let mut own: BTreeMap<String, Price> = provider
+                .prices
+                .iter()
+                .map(|(model, price)| (model.clone(), *price))
+                .collect();
             for (alias, model) in &provider.models {
                 if let Some(price) = provider.prices.get(alias) {
                     own.entry(model.clone()).or_insert(*price);
@@ -257,11 +261,15 @@ fn rate_card(name: &str, configured: Option<&ProviderSettings>, prices: &Prices)
         if let Some(rates) = known.get(model) {
             return *rates;
         }
-        let rates = own.get(model).copied().or_else(|| prices.find(model)).map(|price| Rates {
-            input: price.input,
-            cached_input: price.cached_input,
-            output: price.output,
-        });
+        let rates = own
+            .get(model)
+            .copied()
+            .or_else(|| prices.find(model))
+            .map(|price| Rates {
+                input: price.input,
+                cached_input: price.cached_input,
+                output: price.output,
+            });
         known.insert(model.to_owned(), rates);
         rates
     })

@@ -219,7 +219,8 @@ fn databases(dataset: &Dataset) -> Result<BTreeMap<String, DatabaseRecord>, Fail
         if !databases.contains_key(&example.database)
             && let Some(database) = dataset.databases.get(&example.database)
         {
-            let digest = dataset::database_digest(&database.path).map_err(|error| unreadable(&database.path, &error))?;
+            let digest =
+                dataset::database_digest(&database.path).map_err(|error| unreadable(&database.path, &error))?;
             databases.insert(
                 example.database.clone(),
                 DatabaseRecord {
@@ -251,7 +252,10 @@ fn description_digest(dataset: &Dataset) -> Result<Option<String>, Failure> {
         let mut files: Vec<PathBuf> = entries
             .flatten()
             .map(|entry| entry.path())
-            .filter(|path| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv")))
+            .filter(|path| {
+                path.extension()
+                    .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"))
+            })
             .collect();
         files.sort();
         for file in files {
@@ -311,9 +315,7 @@ mod tests {
         let mut sizes = [0; 4];
         for number in 0..1000 {
             let id = format!("q{number}");
-            let parts: Vec<u32> = (1..=4)
-                .filter(|&index| Shard { index, of: 4 }.holds(&id))
-                .collect();
+            let parts: Vec<u32> = (1..=4).filter(|&index| Shard { index, of: 4 }.holds(&id)).collect();
             assert_eq!(parts.len(), 1);
             sizes[parts[0] as usize - 1] += 1;
         }

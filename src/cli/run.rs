@@ -1,6 +1,6 @@
 //! `dinsql run`: pipelines over a dataset in one or more languages, scored and compared.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -119,8 +119,10 @@ pub async fn run(arguments: RunArguments, global: &Global) -> Result<Exit, Failu
         return Err(failure.hint("what was done is kept: the same command goes on from there"));
     }
     if let Some(reason) = control.budget.ended() {
-        return Err(Failure::message(Exit::Stopped, format!("stopped by the budget: {reason}"))
-            .hint("what was done is kept: the same command with a higher limit goes on from there"));
+        return Err(
+            Failure::message(Exit::Stopped, format!("stopped by the budget: {reason}"))
+                .hint("what was done is kept: the same command with a higher limit goes on from there"),
+        );
     }
     if control.stop.is_stopped() {
         eprintln!("interrupted; the same command goes on from there");
@@ -140,9 +142,7 @@ fn recorded(folder: &Path, now: &RunArguments) -> Result<(RunArguments, Settings
     let bytes = std::fs::read(&path).map_err(|error| fail(format!("{}: {error}", path.display())))?;
     let record: RunRecord =
         serde_json::from_slice(&bytes).map_err(|error| fail(format!("{}: {error}", path.display())))?;
-    let itself = folder
-        .canonicalize()
-        .map_err(|error| fail(error.to_string()))?;
+    let itself = folder.canonicalize().map_err(|error| fail(error.to_string()))?;
     // Paths on the recorded command line mean the folder in which it was given.
     if !record.directory.as_os_str().is_empty() {
         std::env::set_current_dir(&record.directory)
@@ -176,7 +176,10 @@ fn caps(arguments: &BudgetArguments) -> Result<SpendingCaps, Failure> {
     let cost = match arguments.max_cost {
         None => None,
         Some(dollars) => Some(Usd::from_dollars(dollars).ok_or_else(|| {
-            Failure::message(Exit::Usage, format!("--max-cost {dollars}: not an amount of US dollars"))
+            Failure::message(
+                Exit::Usage,
+                format!("--max-cost {dollars}: not an amount of US dollars"),
+            )
         })?),
     };
     Ok(SpendingCaps {
@@ -272,10 +275,14 @@ fn estimate_all(
     arguments: &RunArguments,
 ) -> Result<Vec<Estimated>, Failure> {
     let schemas = Arc::new(SchemaCache::default());
+    let folders = run_folders(&settings.runs);
+    let mut records: BTreeMap<&str, Recorded> = BTreeMap::new();
     let mut estimates = Vec::new();
     for run in ready {
         let pipeline = &run.planned.pipeline;
-        let recorded = Recorded::read(&run_folders(&settings.runs), pipeline);
+        let recorded = records
+            .entry(&pipeline.name)
+            .or_insert_with(|| Recorded::read(&folders, pipeline));
         let done = if arguments.retry_errors {
             BTreeSet::new()
         } else {
@@ -291,7 +298,7 @@ fn estimate_all(
             .collect();
         let resources = resources(run, prompts, &schemas, providers);
         let tokenizer = crate::prompt::Tokenizer::for_model(&run.record.model);
-        let estimate = crate::run::estimate(&resources, &examples, &recorded, &tokenizer)
+        let estimate = crate::run::estimate(&resources, &examples, recorded, &tokenizer)
             .map_err(|error| Failure::new(Exit::Failed, error))?;
         let mut prices = Vec::new();
         for stage in &pipeline.stages {
@@ -339,11 +346,15 @@ fn confirm(
     eprint!("this will cost about {likely} (--estimate tells more); go on? [y/N] ");
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;
-    if matches!(answer.trim().to_lowercase().as_str(), "y" | "yes" | "j" | "ja" | "e" | "evet") {
+    if matches!(
+        answer.trim().to_lowercase().as_str(),
+        "y" | "yes" | "j" | "ja" | "e" | "evet"
+    ) {
         return Ok(());
     }
-    Err(Failure::message(Exit::Interrupted, "nothing was started")
-        .hint("--yes starts without asking; --max-cost sets a limit; `confirm_above` in dinsql.yaml sets the threshold"))
+    Err(Failure::message(Exit::Interrupted, "nothing was started").hint(
+        "--yes starts without asking; --max-cost sets a limit; `confirm_above` in dinsql.yaml sets the threshold",
+    ))
 }
 
 /// Ends the budget when its time is up.
@@ -532,7 +543,11 @@ async fn run_all(
     for run in ready {
         let label = &run.label;
         let examples = run.planned.examples();
-        let errors = if arguments.retry_errors { Errors::Retry } else { Errors::Keep };
+        let errors = if arguments.retry_errors {
+            Errors::Retry
+        } else {
+            Errors::Keep
+        };
         let (mut folder, done) = RunFolder::open(&run.path, run.record.clone(), &examples, errors)?;
         let mut left: Vec<usize> = (0..examples.len())
             .filter(|&place| !done.contains(&examples[place].id))
@@ -574,7 +589,7 @@ async fn run_all(
                 pipeline = run.planned.pipeline.name.as_str(),
                 data = run.planned.data.as_str(),
                 lang = run.planned.language.as_str(),
-                repeat = run.planned.repeat
+                repeat = i64::from(run.planned.repeat)
             );
             let end = progress.beside(execute(work, &mut folder).instrument(span)).await;
             progress.finish();
@@ -596,7 +611,11 @@ async fn run_all(
             RunEnd::Failed(error) => Some(error.to_string()),
         };
         let (summary, verdicts) = finish(&mut folder, &scorer).await?;
-        let seconds = if was_finished { 0.0 } else { started.elapsed().as_secs_f64() };
+        let seconds = if was_finished {
+            0.0
+        } else {
+            started.elapsed().as_secs_f64()
+        };
         eprintln!("{label}: {}", one_line(&summary, seconds));
         let mut model_errors = verdicts.iter().filter(|verdict| verdict.outcome == Outcome::ModelError);
         if let Some(first) = model_errors.next() {

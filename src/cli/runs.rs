@@ -20,7 +20,10 @@ pub async fn runs(command: RunsCommand, settings: &Settings) -> Result<Exit, Fai
         verdicts,
     }];
     if json {
-        say!("{}", json!({ "runs": results.iter().map(run_json).collect::<Vec<_>>() }));
+        say!(
+            "{}",
+            json!({ "runs": results.iter().map(run_json).collect::<Vec<_>>() })
+        );
     } else {
         print_results(&results);
     }

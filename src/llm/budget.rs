@@ -330,7 +330,11 @@ mod tests {
         assert!((900..=1050).contains(&budget.spent().tokens));
         let refused = results.into_iter().find_map(Result::err).unwrap();
         assert_eq!(refused.class, ErrorClass::Budget);
-        assert!(refused.message.contains("of 1050 tokens are used"), "{}", refused.message);
+        assert!(
+            refused.message.contains("of 1050 tokens are used"),
+            "{}",
+            refused.message
+        );
         assert!(budget.ended().is_some());
     }
 
@@ -355,10 +359,7 @@ mod tests {
     async fn the_cost_is_the_servers_else_ours_else_unknown() {
         let (model, _) = metered(SpendingCaps::default(), Some(ONE_DOLLAR_A_TOKEN));
         let request = request();
-        assert_eq!(
-            model.complete(&request).await.unwrap().cost,
-            Usd::from_dollars(100.0)
-        );
+        assert_eq!(model.complete(&request).await.unwrap().cost, Usd::from_dollars(100.0));
         let (model, _) = metered(SpendingCaps::default(), None);
         assert_eq!(model.complete(&request).await.unwrap().cost, None);
         let told = Completion {

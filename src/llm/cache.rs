@@ -233,7 +233,9 @@ fn versions(connection: &Connection) -> Result<(i32, i32), String> {
 
 fn other_version(version: i32) -> String {
     if version < SCHEMA_VERSION {
-        format!("of an older dinsql (format {version}); any command that may write it brings it to format {SCHEMA_VERSION}")
+        format!(
+            "of an older dinsql (format {version}); any command that may write it brings it to format {SCHEMA_VERSION}"
+        )
     } else {
         format!("written by a newer dinsql (format {version}, this one reads {SCHEMA_VERSION})")
     }
@@ -336,7 +338,12 @@ mod tests {
         )
         .unwrap();
         assert!(Cache::open(&text).unwrap_err().to_string().contains("not a database"));
-        assert!(Cache::open_to_read(&text).unwrap_err().to_string().contains("not a database"));
+        assert!(
+            Cache::open_to_read(&text)
+                .unwrap_err()
+                .to_string()
+                .contains("not a database")
+        );
         let foreign = folder.path().join("foreign.sqlite");
         Connection::open(&foreign)
             .unwrap()

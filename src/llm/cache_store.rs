@@ -271,13 +271,7 @@ fn insert(connection: &Connection, key: &[u8; 32], line: &Line) -> rusqlite::Res
         .prepare_cached(
             "INSERT INTO completions (key, completion, stored_at, provider, model) VALUES (?1, ?2, ?3, ?4, ?5)",
         )?
-        .execute((
-            key.as_slice(),
-            completion,
-            &line.stored_at,
-            &line.provider,
-            &line.model,
-        ))?;
+        .execute((key.as_slice(), completion, &line.stored_at, &line.provider, &line.model))?;
     Ok(true)
 }
 
@@ -323,7 +317,12 @@ mod tests {
         assert_eq!(stats.len(), 2);
         let small = &stats[0];
         assert_eq!(
-            (small.model.as_deref(), small.completions, small.prompt_tokens, small.completion_tokens),
+            (
+                small.model.as_deref(),
+                small.completions,
+                small.prompt_tokens,
+                small.completion_tokens
+            ),
             (Some("small"), 2, 200, 20)
         );
         assert_eq!((small.cost, small.without_cost), (Usd(1_000_000), 1));

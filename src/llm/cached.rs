@@ -40,7 +40,11 @@ impl CachedModel {
                 Joined::Later(receiver) => (None, Some(receiver)),
             };
             if let Some(receiver) = &mut seen {
-                let shared = receiver.wait_for(Option::is_some).await.ok().and_then(|answer| answer.clone());
+                let shared = receiver
+                    .wait_for(Option::is_some)
+                    .await
+                    .ok()
+                    .and_then(|answer| answer.clone());
                 match shared {
                     Some(Ok(completion)) => return Ok(as_hit(completion)),
                     Some(Err(error)) => return Err(CallError { attempts: 0, ..error }),
@@ -287,7 +291,9 @@ mod tests {
         let model = cached(&folder, CacheMode::On, &inner);
         rusqlite::Connection::open(model.cache.path())
             .unwrap()
-            .execute_batch("CREATE TRIGGER full BEFORE INSERT ON completions BEGIN SELECT RAISE(FAIL, 'disk full'); END")
+            .execute_batch(
+                "CREATE TRIGGER full BEFORE INSERT ON completions BEGIN SELECT RAISE(FAIL, 'disk full'); END",
+            )
             .unwrap();
         let request = request();
         assert_eq!(model.complete(&request).await.unwrap().text, "answer 1");

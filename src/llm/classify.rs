@@ -135,12 +135,7 @@ struct Row {
     class: ErrorClass,
 }
 
-const fn row(
-    on: On,
-    codes: &'static [&'static str],
-    phrases: &'static [&'static str],
-    class: ErrorClass,
-) -> Row {
+const fn row(on: On, codes: &'static [&'static str], phrases: &'static [&'static str], class: ErrorClass) -> Row {
     Row {
         on,
         codes,
@@ -154,18 +149,30 @@ const TABLE: &[Row] = &[
     // Quotas that a minute's wait does not bring back: OpenAI's account, OpenRouter's and DeepSeek's credits, Gemini's and
     // Groq's allowances for a day. Before the rates, since all come as 429 too. That a plan or billing is mentioned says
     // nothing: OpenAI and Gemini do so for the limit of a minute as well.
-    row(
-        On::These(&[402]),
-        &[],
-        &[],
-        ErrorClass::QuotaExhausted,
-    ),
+    row(On::These(&[402]), &[], &[], ErrorClass::QuotaExhausted),
     row(
         On::These(&[400, 403, 429]),
-        &["insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "access_terminated", "insufficient_balance"],
         &[
-            "insufficient_quota", "credit balance is too low", "insufficient credits", "insufficient balance", "out of credits",
-            "perday", "per day", "tokens per day", "requests per day", "(tpd)", "(rpd)", "daily limit", "daily quota",
+            "insufficient_quota",
+            "billing_hard_limit_reached",
+            "billing_not_active",
+            "access_terminated",
+            "insufficient_balance",
+        ],
+        &[
+            "insufficient_quota",
+            "credit balance is too low",
+            "insufficient credits",
+            "insufficient balance",
+            "out of credits",
+            "perday",
+            "per day",
+            "tokens per day",
+            "requests per day",
+            "(tpd)",
+            "(rpd)",
+            "daily limit",
+            "daily quota",
             "free-models-per-day",
         ],
         ErrorClass::QuotaExhausted,
@@ -177,22 +184,55 @@ const TABLE: &[Row] = &[
     // Groq, TGI, Bedrock; llama.cpp and gateways say it with 500.
     row(
         On::These(&[400, 404, 422, 500, 503]),
-        &["context_length_exceeded", "exceed_context_size_error", "context_window_exceeded", "string_above_max_length"],
         &[
-            "context length", "context_length", "maximum context", "context window", "context size", "exceed_context",
-            "too many tokens", "prompt is too long", "input is too long", "maximum model length", "prompt too long",
-            "exceeds the maximum number of tokens", "input token count", "max_new_tokens` must be", "too large for model",
-            "reduce the length of the messages", "longer than the maximum", "input length and `max_tokens` exceed",
+            "context_length_exceeded",
+            "exceed_context_size_error",
+            "context_window_exceeded",
+            "string_above_max_length",
+        ],
+        &[
+            "context length",
+            "context_length",
+            "maximum context",
+            "context window",
+            "context size",
+            "exceed_context",
+            "too many tokens",
+            "prompt is too long",
+            "input is too long",
+            "maximum model length",
+            "prompt too long",
+            "exceeds the maximum number of tokens",
+            "input token count",
+            "max_new_tokens` must be",
+            "too large for model",
+            "reduce the length of the messages",
+            "longer than the maximum",
+            "input length and `max_tokens` exceed",
         ],
         ErrorClass::ContextLength,
     ),
     // A prompt or answer that a filter refuses; the next example may pass. Before 403, which OpenRouter uses for it.
     row(
         On::These(&[400, 403, 422, 451]),
-        &["content_filter", "content_policy_violation", "responsibleaipolicyviolation", "data_inspection_failed", "moderation"],
         &[
-            "content management policy", "content policy", "responsibleai", "usage policies", "requires moderation",
-            "was flagged", "input flagged", "violating our usage policy", "blocked by safety", "safety settings",
+            "content_filter",
+            "content_policy_violation",
+            "responsibleaipolicyviolation",
+            "data_inspection_failed",
+            "moderation",
+        ],
+        &[
+            "content management policy",
+            "content policy",
+            "responsibleai",
+            "usage policies",
+            "requires moderation",
+            "was flagged",
+            "input flagged",
+            "violating our usage policy",
+            "blocked by safety",
+            "safety settings",
             "inappropriate content",
         ],
         ErrorClass::ContentFilter,
@@ -201,7 +241,13 @@ const TABLE: &[Row] = &[
     row(
         On::These(&[400]),
         &["api_key_invalid", "invalid_api_key"],
-        &["api key not valid", "invalid api key", "incorrect api key", "api key expired", "missing api key"],
+        &[
+            "api key not valid",
+            "invalid api key",
+            "incorrect api key",
+            "api key expired",
+            "missing api key",
+        ],
         ErrorClass::Unauthorized,
     ),
     row(On::These(&[401, 403, 407]), &[], &[], ErrorClass::Unauthorized),
@@ -211,30 +257,66 @@ const TABLE: &[Row] = &[
         On::These(&[400, 422, 501]),
         &["unsupported_parameter", "unknown_parameter"],
         &[
-            "unsupported parameter", "unknown parameter", "unrecognized request argument", "unknown name",
-            "extra inputs are not permitted", "extra fields not permitted", "is not supported with this model. use",
-            "response_format is not supported", "does not support response_format", "'response_format' of type 'json_schema' is not supported",
-            "response format `json_schema`", "response_format type is unavailable", "does not support structured output",
-            "json_schema is not supported", "logprobs is not supported", "logprobs are not supported", "does not support logprobs",
-            "does not return logprobs", "multiple candidates is not enabled", "only n = 1 is supported", "n > 1 is not supported",
-            "only one completion choice is allowed", "'n' must be at most 1", "is not supported by this model",
+            "unsupported parameter",
+            "unknown parameter",
+            "unrecognized request argument",
+            "unknown name",
+            "extra inputs are not permitted",
+            "extra fields not permitted",
+            "is not supported with this model. use",
+            "response_format is not supported",
+            "does not support response_format",
+            "'response_format' of type 'json_schema' is not supported",
+            "response format `json_schema`",
+            "response_format type is unavailable",
+            "does not support structured output",
+            "json_schema is not supported",
+            "logprobs is not supported",
+            "logprobs are not supported",
+            "does not support logprobs",
+            "does not return logprobs",
+            "multiple candidates is not enabled",
+            "only n = 1 is supported",
+            "n > 1 is not supported",
+            "only one completion choice is allowed",
+            "'n' must be at most 1",
+            "is not supported by this model",
         ],
         ErrorClass::UnsupportedParameter,
     ),
     // No such model: OpenAI, vLLM, Ollama, Gemini, Azure; OpenRouter and LM Studio say it with 400, some gateways with 5xx.
     row(
         On::Any,
-        &["model_not_found", "deploymentnotfound", "model_not_available", "unknown_model"],
         &[
-            "model not found", "unknown model", "invalid model name", "not a valid model id", "no such model",
-            "try pulling it first", "is not found for api version", "no endpoints found for",
+            "model_not_found",
+            "deploymentnotfound",
+            "model_not_available",
+            "unknown_model",
+        ],
+        &[
+            "model not found",
+            "unknown model",
+            "invalid model name",
+            "not a valid model id",
+            "no such model",
+            "try pulling it first",
+            "is not found for api version",
+            "no endpoints found for",
         ],
         ErrorClass::ModelNotFound,
     ),
     row(
         On::These(&[400, 404]),
         &[],
-        &["model `", "model '", "model \"", "models/", "the model", "no model", "model does not exist"],
+        &[
+            "model `",
+            "model '",
+            "model \"",
+            "models/",
+            "the model",
+            "no model",
+            "model does not exist",
+        ],
         // For 400 see `is_about_absence`.
         ErrorClass::ModelNotFound,
     ),
@@ -290,11 +372,15 @@ fn is_meant(row: &Row, status: u16, lower: &str, codes: &[String], wait: Option<
                 || wait.is_some_and(|wait| wait <= SHORT_WAIT);
             by_code && !codes.iter().any(|code| code == "rate_limit_exceeded") || for_a_day || !for_a_minute
         }
-        ErrorClass::ModelNotFound if status == 400 && row.codes.is_empty() => {
-            ["does not exist", "not found", "unknown", "not available", "invalid model"]
-                .iter()
-                .any(|word| lower.contains(word))
-        }
+        ErrorClass::ModelNotFound if status == 400 && row.codes.is_empty() => [
+            "does not exist",
+            "not found",
+            "unknown",
+            "not available",
+            "invalid model",
+        ]
+        .iter()
+        .any(|word| lower.contains(word)),
         ErrorClass::ModelNotFound if status == 503 => !lower.contains("loading"),
         ErrorClass::UnsupportedParameter => {
             // "Unsupported value: 'temperature' does not support 0 with this model."
@@ -346,9 +432,15 @@ fn retry_delay(error: &Json) -> Option<Duration> {
 /// "try again in 7m12.5s", "retry after 12 seconds", "in 6 minutes".
 fn wait_in_words(words: &str) -> Option<Duration> {
     let lower = words.to_lowercase();
-    let after = ["try again in ", "retry in ", "retry after ", "try again after ", "wait "]
-        .iter()
-        .find_map(|phrase| lower.find(phrase).map(|at| &lower[at + phrase.len()..]))?;
+    let after = [
+        "try again in ",
+        "retry in ",
+        "retry after ",
+        "try again after ",
+        "wait ",
+    ]
+    .iter()
+    .find_map(|phrase| lower.find(phrase).map(|at| &lower[at + phrase.len()..]))?;
     let mut words = after.split_whitespace();
     let first = words.next()?.trim_end_matches(['.', ',', ';']);
     if let Ok(number) = first.parse::<f64>() {
@@ -402,9 +494,23 @@ fn parameter_of(error: Option<&Json>, lower: &str) -> Option<String> {
     named.filter(|name| !name.is_empty()).or_else(|| {
         [
             ("max_tokens", &["max_tokens"][..]),
-            ("response_format", &["response_format", "response format", "json_schema", "structured output"]),
+            (
+                "response_format",
+                &["response_format", "response format", "json_schema", "structured output"],
+            ),
             ("logprobs", &["logprobs"]),
-            ("n", &["'n'", "`n`", "\"n\"", "n =", "n >", "multiple candidates", "completion choice"]),
+            (
+                "n",
+                &[
+                    "'n'",
+                    "`n`",
+                    "\"n\"",
+                    "n =",
+                    "n >",
+                    "multiple candidates",
+                    "completion choice",
+                ],
+            ),
             ("seed", &["seed"]),
         ]
         .into_iter()

@@ -174,7 +174,10 @@ impl Limiter {
         let request = turns
             .request
             .map_or(Duration::ZERO, |(_, next)| next.saturating_duration_since(now));
-        let bucket = turns.tokens.as_mut().map_or(Duration::ZERO, |bucket| bucket.wait(now, tokens));
+        let bucket = turns
+            .tokens
+            .as_mut()
+            .map_or(Duration::ZERO, |bucket| bucket.wait(now, tokens));
         pause.max(request).max(bucket)
     }
 
@@ -455,7 +458,10 @@ mod tests {
     #[test]
     fn requests_are_spread_over_the_minute() {
         simulated(async {
-            let limiter = limiter(Caps { requests_per_minute: Some(60), ..caps(64) });
+            let limiter = limiter(Caps {
+                requests_per_minute: Some(60),
+                ..caps(64)
+            });
             let started = Instant::now();
             let tasks: Vec<_> = (0..10)
                 .map(|_| {
@@ -483,7 +489,10 @@ mod tests {
     #[test]
     fn tokens_are_settled_with_what_was_really_used() {
         simulated(async {
-            let limiter = limiter(Caps { tokens_per_minute: Some(6000), ..caps(8) });
+            let limiter = limiter(Caps {
+                tokens_per_minute: Some(6000),
+                ..caps(8)
+            });
             let started = Instant::now();
             limiter.acquire(6000).await.end(Load::Fine, Some(1000));
             // 5000 came back.
@@ -530,7 +539,10 @@ mod tests {
     #[test]
     fn no_place_is_held_while_waiting() {
         simulated(async {
-            let limiter = limiter(Caps { requests_per_minute: Some(1), ..caps(1) });
+            let limiter = limiter(Caps {
+                requests_per_minute: Some(1),
+                ..caps(1)
+            });
             limiter.acquire(1).await.end(Load::Fine, None);
             let waiting = {
                 let limiter = limiter.clone();

@@ -189,16 +189,31 @@ impl Completion {
         let reason = self.finish_reason.as_deref().unwrap_or_default().to_ascii_lowercase();
         !matches!(
             reason.as_str(),
-            "length" | "max_tokens" | "model_length" | "max_output_tokens"
-                | "content_filter" | "safety" | "recitation" | "blocklist" | "prohibited_content" | "spii"
-                | "error" | "abort" | "cancelled" | "insufficient_system_resource" | "load"
+            "length"
+                | "max_tokens"
+                | "model_length"
+                | "max_output_tokens"
+                | "content_filter"
+                | "safety"
+                | "recitation"
+                | "blocklist"
+                | "prohibited_content"
+                | "spii"
+                | "error"
+                | "abort"
+                | "cancelled"
+                | "insufficient_system_resource"
+                | "load"
         )
     }
 
     /// Whether it ended because it may not be longer.
     pub fn is_cut(&self) -> bool {
         let reason = self.finish_reason.as_deref().unwrap_or_default().to_ascii_lowercase();
-        matches!(reason.as_str(), "length" | "max_tokens" | "model_length" | "max_output_tokens")
+        matches!(
+            reason.as_str(),
+            "length" | "max_tokens" | "model_length" | "max_output_tokens"
+        )
     }
 }
 
@@ -273,7 +288,14 @@ mod tests {
             finish_reason: reason.map(str::to_owned),
             ..completion("x")
         };
-        for reason in [None, Some("stop"), Some("STOP"), Some("eos_token"), Some("tool_calls"), Some("new word")] {
+        for reason in [
+            None,
+            Some("stop"),
+            Some("STOP"),
+            Some("eos_token"),
+            Some("tool_calls"),
+            Some("new word"),
+        ] {
             assert!(ended(reason).is_whole(), "{reason:?}");
         }
         for reason in ["length", "MAX_TOKENS", "content_filter", "SAFETY"] {

@@ -97,7 +97,9 @@ impl OpenAiModel {
             return Err(fail(format!("`{}` is not an http(s) address", endpoint.base_url)));
         }
         if url.query().is_some() || url.fragment().is_some() {
-            return Err(fail("the address may not have a part after `?` or `#`; give a key by the environment or a file".into()));
+            return Err(fail(
+                "the address may not have a part after `?` or `#`; give a key by the environment or a file".into(),
+            ));
         }
         if !url.username().is_empty() || url.password().is_some() {
             return Err(fail(
@@ -241,7 +243,9 @@ impl OpenAiModel {
             .map(|choice| choice.message.and_then(|message| message.content))
             .map(|content| content.map(Content::into_text).unwrap_or_default())
             .collect();
-        let logprobs = choice.logprobs.filter(|logprobs| request.logprobs && !logprobs.is_null());
+        let logprobs = choice
+            .logprobs
+            .filter(|logprobs| request.logprobs && !logprobs.is_null());
         let finish_reason = choice.finish_reason;
         let text = choice
             .message
@@ -619,7 +623,10 @@ mod tests {
             (json!(null), Usage::default()),
             (
                 json!({ "prompt_tokens": 12.0, "completion_tokens": -1, "prompt_tokens_details": null }),
-                Usage { prompt: Some(12), ..Usage::default() },
+                Usage {
+                    prompt: Some(12),
+                    ..Usage::default()
+                },
             ),
             (
                 json!({
@@ -637,7 +644,12 @@ mod tests {
             ),
             (
                 json!({ "prompt_tokens": 10, "completion_tokens": 5, "prompt_cache_hit_tokens": 4 }),
-                Usage { prompt: Some(10), cached_prompt: Some(4), completion: Some(5), ..Usage::default() },
+                Usage {
+                    prompt: Some(10),
+                    cached_prompt: Some(4),
+                    completion: Some(5),
+                    ..Usage::default()
+                },
             ),
         ] {
             assert_eq!(usage(&json), expected, "{json}");
@@ -650,7 +662,10 @@ mod tests {
         request.n = Some(3);
         request.logprobs = true;
         let (whole, not_sent) = body(&request, &BTreeSet::new(), true);
-        assert_eq!((&whole["n"], &whole["logprobs"], &whole["max_tokens"]), (&json!(3), &json!(true), &json!(10)));
+        assert_eq!(
+            (&whole["n"], &whole["logprobs"], &whole["max_tokens"]),
+            (&json!(3), &json!(true), &json!(10))
+        );
         assert!(not_sent.is_empty());
         let unsupported = ["n", "max_tokens"].map(str::to_owned).into();
         let (less, not_sent) = body(&request, &unsupported, true);

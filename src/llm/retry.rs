@@ -261,11 +261,10 @@ impl RetryingModel {
             return None;
         }
         let wait = self.wait(progress.attempts - progress.adaptations, error.retry_after);
-        let in_time = self.policy.total_time.is_none_or(|total| {
-            progress
-                .started
-                .is_none_or(|started| started.elapsed() + wait < total)
-        });
+        let in_time = self
+            .policy
+            .total_time
+            .is_none_or(|total| progress.started.is_none_or(|started| started.elapsed() + wait < total));
         (in_time && progress.waited + wait <= self.policy.total_wait).then_some(wait)
     }
 

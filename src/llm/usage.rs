@@ -170,7 +170,10 @@ impl Forecast {
             (longest, Some(cap)) => longest.min(cap),
             (longest, None) => longest,
         };
-        Expected { prompt, completion: completion * u64::from(request.n.unwrap_or(1)) }
+        Expected {
+            prompt,
+            completion: completion * u64::from(request.n.unwrap_or(1)),
+        }
     }
 
     pub fn learn(&self, request: &Request, usage: &Usage) {
@@ -178,7 +181,9 @@ impl Forecast {
         if !all.contains_key(&request.model) {
             all.insert(request.model.clone(), Seen::default());
         }
-        let Some(seen) = all.get_mut(&request.model) else { return };
+        let Some(seen) = all.get_mut(&request.model) else {
+            return;
+        };
         if let Some(tokens) = usage.prompt.filter(|&tokens| tokens > 0) {
             seen.bytes += request.prompt_bytes();
             seen.tokens += tokens;
@@ -200,7 +205,11 @@ mod tests {
 
     #[test]
     fn cached_prompt_tokens_have_their_own_price() {
-        let rates = Rates { input: 0.15, cached_input: Some(0.075), output: 0.6 };
+        let rates = Rates {
+            input: 0.15,
+            cached_input: Some(0.075),
+            output: 0.6,
+        };
         let usage = Usage {
             prompt: Some(1000),
             cached_prompt: Some(400),
@@ -209,13 +218,27 @@ mod tests {
         };
         // 600 × 0.15 + 400 × 0.075 + 100 × 0.6, in millionths of a dollar
         assert_eq!(rates.cost(&usage), Some(Usd(180_000)));
-        assert_eq!(Rates { cached_input: None, ..rates }.cost(&usage), Some(Usd(210_000)));
+        assert_eq!(
+            Rates {
+                cached_input: None,
+                ..rates
+            }
+            .cost(&usage),
+            Some(Usd(210_000))
+        );
     }
 
     #[test]
     fn an_unknown_count_is_an_unknown_cost() {
-        let rates = Rates { input: 1.0, cached_input: None, output: 1.0 };
-        let usage = Usage { prompt: Some(10), ..Usage::default() };
+        let rates = Rates {
+            input: 1.0,
+            cached_input: None,
+            output: 1.0,
+        };
+        let usage = Usage {
+            prompt: Some(10),
+            ..Usage::default()
+        };
         assert_eq!(rates.cost(&usage), None);
         assert_eq!(usage.total(), Some(10));
         assert_eq!(Usage::default().total(), None);
@@ -239,8 +262,18 @@ mod tests {
         let mut call = request();
         call.messages[0].content = "x".repeat(3000);
         call.max_tokens = Some(500);
-        assert_eq!(forecast.expect(&call), Expected { prompt: 1016, completion: 500 });
-        let usage = Usage { prompt: Some(750), completion: Some(40), ..Usage::default() };
+        assert_eq!(
+            forecast.expect(&call),
+            Expected {
+                prompt: 1016,
+                completion: 500
+            }
+        );
+        let usage = Usage {
+            prompt: Some(750),
+            completion: Some(40),
+            ..Usage::default()
+        };
         forecast.learn(&call, &usage);
         let expected = forecast.expect(&call);
         assert!((750..=820).contains(&expected.prompt), "{expected:?}");

@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use crate::config::pipeline::{DefaultValue, ExtractKind, Extractor, Take};
 use crate::sql::extract::{
     Occurrence, after_marker, begins_with_query, clean_answer, extract_sql, first_fence, holds_query, is_label,
-    split_reasoning, without_invented_turns,
+    is_prose, split_reasoning, without_invented_turns,
 };
 
 /// The value of a stage's output.
@@ -274,7 +274,11 @@ fn read_json(text: &str, pointer: Option<&str>, take: Occurrence) -> Option<Json
 pub fn continue_from(beginning: &str, answer: &str) -> String {
     let (reasoning, rest) = split_reasoning(answer);
     if rest.trim().is_empty() {
-        return if answer.trim().is_empty() { beginning.to_owned() } else { answer.to_owned() };
+        return if answer.trim().is_empty() {
+            beginning.to_owned()
+        } else {
+            answer.to_owned()
+        };
     }
     format!("{reasoning}{}", join(beginning, rest))
 }
@@ -294,19 +298,17 @@ fn join(beginning: &str, rest: &str) -> String {
     if let Some(at) = repeated {
         return format!("{}{said}", &given[..at]);
     }
-    if begins_with_query(&given[last_word(given)..]) || given.to_ascii_uppercase().ends_with("SELECT") {
+    if ends_with_select(given) || holds_query(given) {
         if is_answer_of_its_own(said) {
             return rest.to_owned();
         }
         // A fence around the continuation.
         if let Some((before, content)) = first_fence(said)
             && before.trim().is_empty()
+            && !given.contains("```")
         {
-            return glue(beginning, content);
+            return glue(beginning, content.trim_start());
         }
-    } else if said.starts_with("```") && !given.ends_with("```") && first_fence(said).is_some() && !given.contains("```")
-    {
-        return glue(beginning, &format!("\n{said}"));
     }
     glue(beginning, rest)
 }
@@ -319,13 +321,13 @@ fn is_answer_of_its_own(said: &str) -> bool {
         return true;
     }
     if let Some((before, content)) = first_fence(said)
-        && holds_query(content)
+        && begins_with_query(content)
         && (before.trim().is_empty() || is_announcement(before))
     {
         return true;
     }
     let line = said.lines().next().unwrap_or_default();
-    is_label(line) && holds_query(said) || is_announcement(line) && holds_query(&said[line.len()..])
+    is_prose(line) && (is_announcement(line) || is_label(line)) && holds_query(said)
 }
 
 /// Whether a text ends like a sentence, as no line of SQL does.
@@ -333,8 +335,10 @@ fn is_announcement(text: &str) -> bool {
     text.trim_end().ends_with([':', '.', '!', '?'])
 }
 
-fn last_word(text: &str) -> usize {
-    text.rfind(char::is_whitespace).map_or(0, |at| at + 1)
+fn ends_with_select(text: &str) -> bool {
+    text.split_whitespace()
+        .next_back()
+        .is_some_and(|word| word.eq_ignore_ascii_case("SELECT"))
 }
 
 /// Whether `text` begins like `beginning`, in any case, and does not go on with the same word.
@@ -351,8 +355,10 @@ fn same_beginning(beginning: &str, text: &str) -> bool {
 
 /// Sets a space between two parts where neither has one and no bracket or quote opens.
 fn glue(beginning: &str, rest: &str) -> String {
-    let tight = beginning.ends_with(|letter: char| letter.is_whitespace() || "([{\"'`".contains(letter))
-        || rest.starts_with(char::is_whitespace);
+    if rest.starts_with(char::is_whitespace) {
+        return format!("{}{rest}", beginning.trim_end());
+    }
+    let tight = beginning.ends_with(|letter: char| letter.is_whitespace() || "([{\"'`".contains(letter));
     format!("{beginning}{}{rest}", if tight { "" } else { " " })
 }
 
@@ -447,6 +453,104 @@ mod tests {
         };
         let extracted = extract(&extractor, "answer is a, no: answer is b", &|text| text.to_owned());
         assert_eq!(extracted.value, Some(OutputValue::Text("b".into())));
+    }
+
+    #[test]
+    fn the_fallback_reads_what_the_first_way_does_not_find() {
+        let json = ExtractKind::Json {
+            pointer: Some("/sql".into()),
+        };
+        let sql = extractor(ExtractKind::Sql, Some("SQL:"));
+        let both = Extractor {
+            default: Some(DefaultValue::Text("SELECT 0".into())),
+            fallback: Some(Box::new(sql)),
+            ..extractor(json, None)
+        };
+        let read = |answer: &str| {
+            let extracted = extract(&both, answer, &|text| text.to_owned());
+            let text = extracted.value.map(|value| value.as_text()).unwrap_or_default();
+            (text, extracted.used_default, extracted.notes.join("; "))
+        };
+        let note = "not found as declared, read by the fallback";
+        assert_eq!(
+            read("As in [1]:\n```json\n{\"sql\": \"SELECT 1\"}\n```\nSee [2]."),
+            ("SELECT 1".into(), false, String::new())
+        );
+        assert_eq!(
+            read("{\"a\": 1}\nSQL: SELECT 2"),
+            ("SELECT 2".into(), false, note.into())
+        );
+        assert_eq!(read("{\"sql\": null}").0, "SELECT 0");
+        assert!(read("nothing").1);
+    }
+
+    #[test]
+    fn invented_turns_give_no_labels() {
+        let label = ExtractKind::Label {
+            one_of: vec!["EASY".into(), "NESTED".into()],
+        };
+        let extracted = extract(
+            &extractor(label, Some("Label:")),
+            "Label: EASY\n\nQuestion: another?\nLabel: NESTED",
+            &|text| text.to_owned(),
+        );
+        assert_eq!(extracted.value, Some(OutputValue::Text("EASY".into())));
+        assert_eq!(extracted.notes, ["turns that the model invented were cut"]);
+    }
+
+    #[test]
+    fn answers_go_on_from_a_given_beginning() {
+        let sql = |beginning: &str, answer: &str| {
+            let whole = continue_from(beginning, answer);
+            extract_sql(&whole, None, Occurrence::Last).map_or(whole, |found| found.sql)
+        };
+        let query = "SELECT name FROM şarkıcı WHERE id IN (\nSELECT id FROM t)";
+        let tail = &query["SELECT".len()..];
+        for answer in [
+            tail.to_owned(),
+            tail.trim_start().to_owned(),
+            query.to_owned(),
+            query.replacen("SELECT", "\nselect", 1).replacen("select", "SELECT", 1),
+            format!("{tail};"),
+            format!("{tail}\n```\nThis query finds them."),
+            format!("{tail}\nExplanation: it finds them."),
+            format!("{tail}\n\nQuestion: How many?\nSQL: SELECT COUNT(*) FROM t"),
+            format!("```sql\n{query}\n```"),
+            format!("```sql\n{}\n```\nDone.", tail.trim_start()),
+            format!("```sql\n-- names\n{query}\n```"),
+            format!("SQL: {query}"),
+            format!("**SQL:** {query}"),
+            format!("Here is the query:\n{query}"),
+            format!("İşte sorgu:\n\n```sql\n{query}\n```"),
+            format!("<think>SELECT or WITH?</think>{tail}"),
+            format!("<think>SELECT or WITH?</think>\n\n{query}"),
+        ] {
+            assert_eq!(sql("SELECT", &answer), query, "{answer:?}");
+            assert_eq!(sql("SELECT ", &answer), query, "{answer:?}");
+        }
+        let with = "WITH x AS (SELECT 1) SELECT * FROM x";
+        assert_eq!(sql("SELECT", with), with);
+        assert_eq!(sql("SELECT", "selected FROM t"), "SELECT selected FROM t");
+        assert_eq!(sql("SELECT", "* FROM t"), "SELECT * FROM t");
+        assert_eq!(sql("SELECT", "(SELECT 1) + 2"), "SELECT (SELECT 1) + 2");
+        assert_eq!(sql("SELECT", "<think>never ended"), "<think>never ended");
+        assert_eq!(continue_from("SQL: SELECT", "SELECT a"), "SQL: SELECT a");
+        assert_eq!(continue_from("Bağlantılar: [", "a.ş]"), "Bağlantılar: [a.ş]");
+        assert_eq!(continue_from("Schema_links: [", "[a]"), "Schema_links: [a]");
+        assert_eq!(continue_from("Düşünelim.", "Şimdi"), "Düşünelim. Şimdi");
+        assert_eq!(continue_from("SELECT", "ş"), "SELECT ş");
+        assert_eq!(continue_from("SELECT", ""), "SELECT");
+    }
+
+    fn extractor(kind: ExtractKind, after: Option<&str>) -> Extractor {
+        Extractor {
+            kind,
+            after: after.map(str::to_owned),
+            take: Take::Last,
+            default: None,
+            optional: false,
+            fallback: None,
+        }
     }
 
     proptest! {

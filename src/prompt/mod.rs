@@ -11,8 +11,8 @@ pub mod tokens;
 
 pub use environment::{PromptError, Prompts};
 pub use lint::{LintReport, Problem, lint};
-pub use tokens::Tokenizer;
 pub use store::{TemplateStore, template_digest};
+pub use tokens::Tokenizer;
 
 use serde::{Deserialize, Serialize};
 

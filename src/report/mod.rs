@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
-use crate::metric::{Outcome, Verdict};
 use crate::llm::Usd;
+use crate::metric::{Outcome, Verdict};
 use crate::run::{RunStatus, StageEffort, StageSummary, Summary};
 use crate::stats::{mcnemar_exact, mean_and_sd};
 
@@ -171,13 +171,25 @@ fn cost(usage: &StageSummary) -> String {
 /// Calls, tokens, cost, latency, cache hits and retries of each stage.
 pub fn stage_table(results: &[RunResult]) -> String {
     let mut table = table(&[
-        "stage", "lang", "calls", "cached", "retries", "prompt tokens", "completion tokens", "cost", "p50 s", "p95 s",
+        "stage",
+        "lang",
+        "calls",
+        "cached",
+        "retries",
+        "prompt tokens",
+        "completion tokens",
+        "cost",
+        "p50 s",
+        "p95 s",
     ]);
     let several = results
         .iter()
         .any(|result| name(result, results) != name(&results[0], results));
     let seconds = |milliseconds: Option<u64>| {
-        milliseconds.map_or_else(|| "–".into(), |milliseconds| format!("{:.1}", milliseconds as f64 / 1000.0))
+        milliseconds.map_or_else(
+            || "–".into(),
+            |milliseconds| format!("{:.1}", milliseconds as f64 / 1000.0),
+        )
     };
     let nothing = StageEffort::default();
     for result in in_order(results) {

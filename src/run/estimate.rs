@@ -20,7 +20,7 @@ use crate::pipeline::{ExampleRun, OutputValue, Resources, StageError};
 use crate::prompt::{Message, Tokenizer};
 
 /// Examples that are looked at, at most; of more, an even sample of every database's is, and scaled up.
-const LOOKED_AT: usize = 2_000;
+const LOOKED_AT: usize = 5_000;
 /// What is left of a counter's uncertainty after it was corrected by a server's counts, as a share.
 const CORRECTED: f64 = 0.01;
 /// Where nothing says how long an answer may be.

@@ -449,9 +449,11 @@ pub fn spent_in(path: &Path, identity: &str) -> Amount {
 
 /// As far as they can be read: a torn last line is no trace yet.
 fn visit_traces(path: &Path, identity: &str, mut visit: impl FnMut(Trace)) {
-    let of_this_run =
-        read_json::<RunRecord>(&path.join("run.json")).is_ok_and(|record| record.identity == identity);
-    let Some(file) = of_this_run.then(|| File::open(path.join("traces.jsonl")).ok()).flatten() else {
+    let of_this_run = read_json::<RunRecord>(&path.join("run.json")).is_ok_and(|record| record.identity == identity);
+    let Some(file) = of_this_run
+        .then(|| File::open(path.join("traces.jsonl")).ok())
+        .flatten()
+    else {
         return;
     };
     for line in BufReader::new(file).lines().map_while(Result::ok) {

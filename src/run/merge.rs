@@ -42,7 +42,12 @@ pub async fn merge(
     traces.finish().map_err(|source| io(&path, source))?;
     examples.sort_by_key(|example| example.position);
     if examples.len() != record.n {
-        return Err(not_one_run(format!("{} examples in all, where the whole run has {}", examples.len(), record.n)).into());
+        return Err(not_one_run(format!(
+            "{} examples in all, where the whole run has {}",
+            examples.len(),
+            record.n
+        ))
+        .into());
     }
     write_lines(&path.join("examples.jsonl"), &examples).map_err(|source| io(&path, source))?;
     // Last, so that a folder with a record is whole.
@@ -63,7 +68,10 @@ fn merged_record(folders: &[RunFolder]) -> Result<RunRecord, FolderError> {
     for folder in folders {
         let path = folder.path();
         let Some(shard) = &folder.record.shard else {
-            return Err(not_one_run(format!("{} is not a part (run with --shard)", path.display())));
+            return Err(not_one_run(format!(
+                "{} is not a part (run with --shard)",
+                path.display()
+            )));
         };
         let first_shard = first.record.shard.as_ref();
         if first_shard.is_none_or(|first| first.identity != shard.identity || first.of != shard.of) {
@@ -112,7 +120,11 @@ fn merged_record(folders: &[RunFolder]) -> Result<RunRecord, FolderError> {
     record.databases = databases;
     record.served_models = served;
     record.traces_bytes = None;
-    record.started = folders.iter().map(|folder| folder.record.started.clone()).min().unwrap_or_default();
+    record.started = folders
+        .iter()
+        .map(|folder| folder.record.started.clone())
+        .min()
+        .unwrap_or_default();
     record.arguments = without_shard(&record.arguments);
     Ok(record)
 }

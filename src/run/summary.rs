@@ -152,9 +152,7 @@ pub enum FinishError {
 
 /// The prediction a trace ends in, or how it ended without one.
 pub(super) fn prediction(trace: Trace) -> Result<String, (Outcome, String)> {
-    trace
-        .prediction
-        .ok_or((trace.outcome, trace.error.unwrap_or_default()))
+    trace.prediction.ok_or((trace.outcome, trace.error.unwrap_or_default()))
 }
 
 /// Counts what traces tell of calls.

@@ -11,6 +11,7 @@ mod tests;
 
 pub use answer::{after_marker, clean_answer, split_reasoning, without_invented_turns};
 
+use super::text::{Piece, Pieces};
 use fence::{Fence, fences, inline_end, query_fences};
 use query::{query_end, query_start};
 
@@ -55,9 +56,8 @@ pub fn extract_sql(answer: &str, marker: Option<&str>, take: Occurrence) -> Opti
         }
         [] => {
             let body = unwrap_quotes(text.trim());
-            let found = read(body, None, Vec::new()).filter(|found| {
-                body.starts_with(found.sql.as_str()) && !found.notes.contains(&SECOND)
-            })?;
+            let found = read(body, None, Vec::new())
+                .filter(|found| body.starts_with(found.sql.as_str()) && !found.notes.contains(&SECOND))?;
             notes.push("the marker was not found, the whole answer was read as a query");
             notes.extend(found.notes);
             Some(Found { sql: found.sql, notes })
@@ -66,10 +66,10 @@ pub fn extract_sql(answer: &str, marker: Option<&str>, take: Occurrence) -> Opti
     }
 }
 
-/// Whether a text begins with a query, white space and opening brackets aside.
+/// Whether a text begins with a query, white space, comments and opening brackets aside.
 pub fn begins_with_query(text: &str) -> bool {
-    let text = text.trim_start();
-    query_start(text) == Some(0)
+    let start = Pieces::new(text).find(|(_, _, piece)| !matches!(piece, Piece::Space | Piece::Comment));
+    start.is_some_and(|(start, ..)| query_start(&text[start..]) == Some(0))
 }
 
 /// Whether a query begins somewhere in a text: at the beginning of a line, or inside one.
@@ -85,6 +85,11 @@ pub fn first_fence(text: &str) -> Option<(&str, &str)> {
 /// Whether a line begins with a label: `SQL:`, `**Query:** …`.
 pub fn is_label(line: &str) -> bool {
     prose::is_label(line)
+}
+
+/// Whether a line that follows nothing unfinished is words and not SQL.
+pub fn is_prose(line: &str) -> bool {
+    prose::is_prose_line(line, false)
 }
 
 /// Reads the query in a fence, or in the text where there is none.

@@ -252,10 +252,7 @@ impl Workspace {
 
     /// `dinsql run` in the background.
     pub fn start(&self, server: &Server, arguments: &[&str]) -> Background {
-        Background::spawn(
-            self.command()
-                .args([&["run"], arguments, &at(server)[..]].concat()),
-        )
+        Background::spawn(self.command().args([&["run"], arguments, &at(server)[..]].concat()))
     }
 
     /// The one run folder whose name begins so.

@@ -258,6 +258,7 @@ mod tests {
             ["author.city"]
         );
         assert_eq!(columns("SELECT"), [] as [&str; 0]);
-        assert_eq!(columns("from . = 'x"), ["x"].map(|_| String::new())[..0].to_vec());
+        // Not SQL, and no reason to fail.
+        assert_eq!(columns("from . = 'x"), ["x"]);
     }
 }

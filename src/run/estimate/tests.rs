@@ -70,10 +70,6 @@ fn estimates_are_near_what_the_embedded_model_counted() {
         let prompt: Range = found.stages.iter().map(|stage| stage.prompt_tokens).sum();
         let completion: Range = found.stages.iter().map(|stage| stage.completion_tokens).sum();
         let off = prompt.likely as f64 / real as f64 - 1.0;
-        println!(
-            "{pipeline} {language}: {prompt:?} of {real} ({:+.1} %), {completion:?}",
-            off * 100.0
-        );
         let allowed = if pipeline == "zero-shot" { 0.10 } else { 0.15 };
         assert!(off.abs() < allowed, "{pipeline} {language}: {prompt:?}, really {real}");
         assert!(

@@ -118,9 +118,7 @@ pub fn without_invented_turns<'a>(text: &'a str, marker: Option<&str>, is_answer
 fn is_turn(line: &str) -> bool {
     let heading = line.trim_start().starts_with("##");
     let line = line.trim_start_matches(|letter: char| letter.is_whitespace() || "*#>_".contains(letter));
-    let length = line
-        .find(|letter: char| !letter.is_alphabetic())
-        .unwrap_or(line.len());
+    let length = line.find(|letter: char| !letter.is_alphabetic()).unwrap_or(line.len());
     let rest = line[length..].trim_start_matches(['*', '_', ' ']);
     let ends = rest.starts_with(':') || heading && rest.trim().is_empty();
     ends && TURNS.contains(&line[..length].to_lowercase().as_str())

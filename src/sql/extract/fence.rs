@@ -1,6 +1,6 @@
 //! Code fences and inline code.
 
-use super::super::text::{Piece, Pieces};
+use super::super::text::Pieces;
 use super::query::{STARTS, query_start};
 
 /// A fenced part of a text.
@@ -38,7 +38,10 @@ pub fn fences(text: &str) -> Vec<Fence<'_>> {
         at = match length {
             Some(length) => {
                 let close = body_at + length;
-                text.len() - text[close..].trim_start_matches(mark.chars().next().unwrap_or('`')).len()
+                text.len()
+                    - text[close..]
+                        .trim_start_matches(mark.chars().next().unwrap_or('`'))
+                        .len()
             }
             None => text.len(),
         };
@@ -52,7 +55,7 @@ fn next_fence(text: &str, from: usize) -> Option<(usize, &'static str, usize)> {
     let tildes = text[from..]
         .match_indices("~~~")
         .map(|(at, _)| from + at)
-        .find(|&at| at == 0 || text[..at].ends_with('\n'))
+        .find(|&at| text[..at].trim().is_empty() || text[..at].trim_end_matches([' ', '\t']).ends_with('\n'))
         .map(|at| (at, "~~~"));
     let (at, mark) = [ticks, tildes].into_iter().flatten().min()?;
     let sign = mark.chars().next()?;
@@ -73,13 +76,18 @@ pub fn inline_end(query: &str, doubled: bool) -> Option<usize> {
     if doubled {
         return query.find("``");
     }
-    Pieces::new(query)
-        .filter(|&(start, _, piece)| piece == Piece::Quoted && query[start..].starts_with('`'))
-        .map(|(start, ..)| start)
-        .find(|&start| {
-            query[..start]
-                .chars()
-                .next_back()
-                .is_some_and(|before| !before.is_whitespace() && !"(,.=<>+-/|".contains(before))
-        })
+    let mut at = 0;
+    while let Some((_, length, _)) = Pieces::new(&query[at..]).next() {
+        if !query[at..].starts_with('`') {
+            at += length;
+            continue;
+        }
+        let before = query[..at].chars().next_back()?;
+        if !before.is_whitespace() && !"(,.=<>+-/|".contains(before) {
+            return Some(at);
+        }
+        // A name, which ends at the next backtick: a doubled one closes the name and the code.
+        at += 2 + query[at + 1..].find('`')?;
+    }
+    None
 }

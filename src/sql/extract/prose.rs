@@ -71,7 +71,7 @@ pub fn is_spoken_of(text: &str, at: usize) -> bool {
     words_of(line)
         .windows(3)
         .find(|words| words[0].eq_ignore_ascii_case("FROM"))
-        .is_some_and(|words| is_determiner(words[1]) && !is_keyword(words[2]))
+        .is_some_and(|words| is_determiner(words[1]) && is_other_word(words[2]))
 }
 
 /// Whether what follows a word says that the word is a column's name.
@@ -91,11 +91,15 @@ fn is_column(after: &str) -> bool {
 /// Whether a line after the query's first is prose. `open`: the query so far cannot be complete.
 pub fn is_prose_line(line: &str, open: bool) -> bool {
     let line = line.trim();
-    if is_label(line) || line.starts_with('#') || line.starts_with("---") {
+    if is_label(line) || ["#", "---", "~~~"].iter().any(|mark| line.starts_with(mark)) {
         return true;
     }
     let digits = line.trim_start_matches(|letter: char| letter.is_ascii_digit());
-    if digits.len() < line.len() && digits.strip_prefix(". ").is_some_and(|rest| rest.starts_with(char::is_alphabetic)) {
+    if digits.len() < line.len()
+        && digits
+            .strip_prefix(". ")
+            .is_some_and(|rest| rest.starts_with(char::is_alphabetic))
+    {
         return true;
     }
     if open || line.starts_with("--") || line.starts_with("/*") {
@@ -123,9 +127,11 @@ pub fn is_label(line: &str) -> bool {
     };
     let (name, after) = (&line[..colon], &line[colon + width..]);
     name.starts_with(char::is_alphabetic)
-        && name
-            .chars()
-            .all(|letter| letter.is_alphanumeric() || " \t_-()/'’*".contains(letter))
+        && name.char_indices().all(|(at, letter)| match letter {
+            // An apostrophe stands inside a word; elsewhere it opens a literal.
+            '\'' | '’' => name[..at].ends_with(char::is_alphabetic),
+            _ => letter.is_alphanumeric() || " \t_-()/*".contains(letter),
+        })
         && name.split_whitespace().count() <= LABEL_WORDS
         && (after.is_empty() || after.starts_with(|letter: char| letter.is_whitespace() || "*_`".contains(letter)))
 }
@@ -138,19 +144,20 @@ pub fn is_sentence(line: &str) -> bool {
     let mut letters = rest.chars();
     match letters.next() {
         // `It's`, `Here’s`
-        Some('\'' | '’') => return letters.next().is_some_and(char::is_alphabetic) && !first.eq_ignore_ascii_case("x"),
+        Some('\'' | '’') => {
+            return letters.next().is_some_and(char::is_alphabetic) && !first.eq_ignore_ascii_case("x");
+        }
         Some('.' | '!' | '?' | '…') => return letters.next().is_none_or(char::is_whitespace),
         Some(letter) if letter.is_whitespace() => {}
         _ => return false,
     }
     let words = words_of(line);
-    let Some(second) = words.get(1) else {
+    let Some(second) = words.get(1).filter(|second| !second.is_empty()) else {
         return false;
     };
     let third = words.get(2);
-    let clause = CLAUSES.iter().any(|clause| clause.eq_ignore_ascii_case(first));
-    if clause {
-        return is_determiner(second) && third.is_some_and(|third| !is_keyword(third));
+    if is_clause(first) {
+        return is_determiner(second) && third.is_some_and(|third| is_other_word(third));
     }
     is_determiner(first) && !is_clause_of_from(second)
         || !is_keyword(second)
@@ -160,9 +167,16 @@ pub fn is_sentence(line: &str) -> bool {
 
 /// Keywords that follow a table's or column's new name.
 fn is_clause_of_from(word: &str) -> bool {
-    !word.eq_ignore_ascii_case("IS")
-        && !word.eq_ignore_ascii_case("IN")
-        && CLAUSES.iter().any(|clause| clause.eq_ignore_ascii_case(word))
+    !word.eq_ignore_ascii_case("IS") && !word.eq_ignore_ascii_case("IN") && is_clause(word)
+}
+
+fn is_clause(word: &str) -> bool {
+    CLAUSES.iter().any(|clause| clause.eq_ignore_ascii_case(word))
+}
+
+/// Whether it is a word, and none that goes on with a query.
+fn is_other_word(word: &str) -> bool {
+    !word.is_empty() && !is_clause(word)
 }
 
 /// Whether a paragraph after a blank line is words and not the query's next clause.
@@ -171,10 +185,14 @@ pub fn is_prose_paragraph(paragraph: &str) -> bool {
     while let Some((_, end, Piece::Comment)) = Pieces::new(rest).next() {
         rest = rest[end..].trim_start();
     }
+    let line = line_of(rest, 0);
+    if let Some(item) = line.strip_prefix("- ").or_else(|| line.strip_prefix("* ")) {
+        return !item.starts_with(|first: char| first.is_ascii_digit() || first == '(');
+    }
     let word = leading_word(rest).map_or("", |(word, _)| word);
     match rest.chars().next() {
-        None | Some('(' | ')' | ',' | '=' | '<' | '>' | '+' | '|' | ';') => false,
-        _ => !CLAUSES.iter().any(|clause| clause.eq_ignore_ascii_case(word)),
+        None => false,
+        Some(first) => !"(),=<>+-*/|%&!~;".contains(first) && !is_clause(word),
     }
 }
 
@@ -196,7 +214,9 @@ fn words_of(line: &str) -> Vec<&str> {
     line.split_whitespace()
         .map(|word| word.trim_end_matches(['.', ',', '!', '?', ';']))
         .map(|word| {
-            let plain = word.chars().all(|letter| letter.is_alphanumeric() || "_-'’".contains(letter));
+            let plain = word
+                .chars()
+                .all(|letter| letter.is_alphanumeric() || "_-'’".contains(letter));
             if plain { word } else { "" }
         })
         .collect()
