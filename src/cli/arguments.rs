@@ -195,6 +195,7 @@ pub enum CacheChoice {
 /// What a command may spend, its earlier interrupted parts included.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Budget")]
+#[expect(clippy::struct_field_names, reason = "the names of the options")]
 pub struct BudgetArguments {
     /// Stop before more than this is spent
     #[arg(long, value_name = "USD", allow_negative_numbers = true)]

@@ -190,20 +190,9 @@ pub fn export(path: &Path, out: &mut dyn Write) -> Result<u64, TransferError> {
     let mut rows = statement.query([]).map_err(|cause| fail(&cause))?;
     let mut count = 0;
     while let Some(row) = rows.next().map_err(|cause| fail(&cause))? {
-        let read = || -> rusqlite::Result<(Vec<u8>, String, Option<String>, Option<String>, String)> {
-            Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
-        };
-        let (key, stored_at, provider, model, text) = read().map_err(|cause| fail(&cause))?;
-        let Ok(completion) = serde_json::from_str(&text) else {
+        let Some(line) = line(row).map_err(|cause| fail(&cause))? else {
             tracing::warn!("a damaged completion is left out");
             continue;
-        };
-        let line = Line {
-            key: key.iter().map(|byte| format!("{byte:02x}")).collect(),
-            stored_at,
-            provider,
-            model,
-            completion,
         };
         serde_json::to_writer(&mut *out, &line).map_err(std::io::Error::from)?;
         out.write_all(b"\n")?;
@@ -211,6 +200,22 @@ pub fn export(path: &Path, out: &mut dyn Write) -> Result<u64, TransferError> {
     }
     out.flush()?;
     Ok(count)
+}
+
+/// None where the completion is damaged.
+fn line(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<Line>> {
+    let key: Vec<u8> = row.get(0)?;
+    let text: String = row.get(4)?;
+    let Ok(completion) = serde_json::from_str(&text) else {
+        return Ok(None);
+    };
+    Ok(Some(Line {
+        key: key.iter().map(|byte| format!("{byte:02x}")).collect(),
+        stored_at: row.get(1)?,
+        provider: row.get(2)?,
+        model: row.get(3)?,
+        completion,
+    }))
 }
 
 /// What an import did.

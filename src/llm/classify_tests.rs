@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::ErrorClass::*;
 use super::*;
 
+#[expect(clippy::unnecessary_wraps, reason = "as it stands in the tables")]
 fn seconds(seconds: f64) -> Option<Duration> {
     Some(Duration::from_secs_f64(seconds))
 }

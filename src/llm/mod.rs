@@ -107,7 +107,7 @@ impl Request {
         let mut hasher = blake3::Hasher::new_derive_key(KEY_VERSION);
         // Fields are written in declaration order, so equal requests have equal bytes. The hasher takes the many small
         // writes of the serialiser one by one, which is slow, so that they are gathered first.
-        let mut bytes = Vec::with_capacity(self.prompt_bytes() as usize + 256);
+        let mut bytes = Vec::with_capacity(1 << 13);
         let _ = serde_json::to_writer(&mut bytes, self);
         hasher.update(&bytes);
         *hasher.finalize().as_bytes()

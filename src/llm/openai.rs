@@ -209,8 +209,8 @@ impl OpenAiModel {
         let latency_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let completion = self.completion(answer, request)?;
         Ok(Completion {
-            latency_ms,
             not_sent,
+            latency_ms,
             ..completion
         })
     }

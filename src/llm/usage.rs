@@ -158,12 +158,9 @@ impl Forecast {
     pub fn expect(&self, request: &Request) -> Expected {
         let bytes = request.prompt_bytes();
         let seen = self.lock().get(&request.model).copied().unwrap_or_default();
-        let prompt = if seen.bytes == 0 {
-            bytes / BYTES_A_TOKEN + 16
-        } else {
-            // A little more than the mean, since texts differ.
-            (bytes * seen.tokens / seen.bytes) * 21 / 20 + 16
-        };
+        let like_those_before = (bytes * seen.tokens).checked_div(seen.bytes);
+        // A little more than the mean, since texts differ.
+        let prompt = like_those_before.map_or(bytes / BYTES_A_TOKEN, |tokens| tokens * 21 / 20) + 16;
         let cap = request.max_tokens.map(u64::from);
         let completion = match (seen.longest, cap) {
             (0, cap) => cap.unwrap_or(UNBOUNDED_ANSWER),

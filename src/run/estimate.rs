@@ -23,6 +23,8 @@ use crate::prompt::{Message, Tokenizer};
 const LOOKED_AT: usize = 5_000;
 /// What is left of a counter's uncertainty after it was corrected by a server's counts, as a share.
 const CORRECTED: f64 = 0.01;
+/// Share of examples that come to a stage at least, where an earlier answer may lack what it needs and no run tells.
+const REACHED_AT_LEAST: f64 = 0.8;
 /// Where nothing says how long an answer may be.
 const LONGEST_ANSWER: f64 = 2048.0;
 
@@ -146,15 +148,16 @@ pub fn estimate(
     recorded: &Recorded,
     tokenizer: &Tokenizer,
 ) -> Result<RunEstimate, StageError> {
-    let stages = &resources.pipeline.stages;
+    let all_stages = &resources.pipeline.stages;
     let sample = even_sample(examples, LOOKED_AT);
     let mut estimator = Estimator {
         resources,
         recorded,
         tokenizer,
         worked: HashMap::new(),
-        prompts: vec![Span::default(); stages.len()],
-        completions: vec![Span::default(); stages.len()],
+        examples: examples.len(),
+        prompts: vec![Span::default(); all_stages.len()],
+        completions: vec![Span::default(); all_stages.len()],
     };
     for example in &sample {
         estimator.walk(example)?;
@@ -167,13 +170,17 @@ pub fn estimate(
         None => tokenizer.uncertainty(),
     };
     let scale = examples.len() as f64 / sample.len().max(1) as f64;
-    let stages = stages
+    let stages = all_stages
         .iter()
         .enumerate()
         .map(|(index, stage)| {
             // Examples whose earlier stages failed do not come here.
             let reached = recorded.reached(&stage.name).unwrap_or(1.0);
-            let low = if reached < 1.0 { 0.9 * reached } else { 1.0 };
+            let low = match recorded.reached(&stage.name) {
+                Some(reached) if reached < 1.0 => 0.9 * reached,
+                None if all_stages[..index].iter().any(may_end) => REACHED_AT_LEAST,
+                _ => 1.0,
+            };
             let all = examples.len() as f64;
             let calls = Span {
                 low: all,
@@ -203,6 +210,11 @@ pub fn estimate(
     })
 }
 
+/// Whether an answer without what the stage looks for ends the example.
+fn may_end(stage: &Stage) -> bool {
+    stage.extract.values().any(|extractor| extractor.default.is_none())
+}
+
 /// At most so many, in even steps through the databases, so that each has its share.
 fn even_sample(examples: &[Arc<Example>], most: usize) -> Vec<&Arc<Example>> {
     let mut all: Vec<&Arc<Example>> = examples.iter().collect();
@@ -219,6 +231,8 @@ struct Estimator<'a> {
     tokenizer: &'a Tokenizer,
     /// By language and template.
     worked: HashMap<(String, String), Arc<Worked>>,
+    /// Of the run.
+    examples: usize,
     prompts: Vec<Span>,
     completions: Vec<Span>,
 }
@@ -355,12 +369,21 @@ impl Estimator<'_> {
     /// Tokens of the answers to one prompt.
     fn completion(&self, example: &Example, stage: &Stage, way: &Way, worked: &Worked) -> Span {
         let cap = way.spec.max_tokens.map_or(LONGEST_ANSWER, f64::from);
-        let one = match self.recorded.answer(self.tokenizer.model(), &stage.name, &way.template) {
+        let familiar = self.recorded.outputs(example, &stage.name).is_some();
+        let answer = self.recorded.answer(
+            self.tokenizer.model(),
+            &stage.name,
+            &way.template,
+            self.examples,
+            familiar,
+        );
+        let one = match answer {
             Some(answer) => answer,
             None => {
                 let likely = worked.answer(stage, example, self.tokenizer).min(cap);
+                // Small models leave joins out and write half a gold query, or less.
                 Span {
-                    low: likely / 2.0,
+                    low: likely / 4.0,
                     likely,
                     high: cap.max(likely),
                 }

@@ -268,11 +268,19 @@ impl Recorded {
         (self.traces > 0).then(|| (calls as f64 / self.traces as f64).min(1.0))
     }
 
-    /// Tokens of an answer: by the same model, else by all others, which may be far from it.
-    pub(super) fn answer(&self, model: &str, stage: &str, template: &str) -> Option<Span> {
+    /// Tokens of an answer in a run over so many examples: by the same model, else by all others, which may be far
+    /// from it. A familiar question is one that a run has answered.
+    pub(super) fn answer(
+        &self,
+        model: &str,
+        stage: &str,
+        template: &str,
+        examples: usize,
+        familiar: bool,
+    ) -> Option<Span> {
         let record = self.stages.get(stage)?;
         if let Some(own) = record.answers.get(&(model.to_owned(), template.to_owned())) {
-            return own.span(1.0);
+            return own.span(examples, familiar, 1.0);
         }
         let mut all = Lengths::default();
         for ((_, of), lengths) in &record.answers {
@@ -282,7 +290,7 @@ impl Recorded {
                 all.squares += lengths.squares;
             }
         }
-        all.span(2.0)
+        all.span(examples, familiar, 2.0)
     }
 
     /// What counts are to be multiplied with to be the server's.
@@ -295,14 +303,15 @@ impl Recorded {
 
 impl Lengths {
     /// The mean of the next run, within two deviations; wider by a factor where the model is another.
-    fn span(&self, wider: f64) -> Option<Span> {
+    fn span(&self, examples: usize, familiar: bool, wider: f64) -> Option<Span> {
         if self.n < 1.0 {
             return None;
         }
         let mean = self.sum / self.n;
         let deviation = (self.squares / self.n - mean * mean).max(0.0).sqrt();
-        // The mean of few answers says little; that of many still is not the next run's.
-        let margin = 2.0 * deviation / self.n.sqrt() + mean * 0.1;
+        // The mean of few answers says little, and few answers may be far from it; other questions are of another kind.
+        let chance = 2.0 * deviation * (1.0 / self.n + 1.0 / examples.max(1) as f64).sqrt();
+        let margin = chance + mean * if familiar { 0.1 } else { 0.25 };
         Some(Span {
             low: (mean - margin).max(1.0).min(mean) / wider,
             likely: mean,

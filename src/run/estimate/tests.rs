@@ -203,3 +203,42 @@ fn worked_answers_give_labels_their_outputs() {
     assert_eq!(questions("NESTED"), 1);
     assert_eq!(questions("EASY"), 0);
 }
+
+#[test]
+fn later_stages_are_not_certain_to_be_reached() {
+    let folder = tempfile::tempdir().unwrap();
+    let (resources, examples) = sample("din-sql", "en", folder.path());
+    let tokenizer = Tokenizer::for_model(EMBEDDED);
+    let found = estimate(&resources, &examples[..10], &Recorded::default(), &tokenizer).unwrap();
+    // Only the query has no default: where it is missing, the last stage is not asked.
+    let least: Vec<u64> = found.stages.iter().map(|stage| stage.calls.low).collect();
+    assert_eq!(least, [10, 10, 10, 8]);
+    assert!(
+        found
+            .stages
+            .iter()
+            .all(|stage| stage.calls.likely == 10 && stage.calls.high == 10)
+    );
+}
+
+#[test]
+fn few_or_unfamiliar_questions_widen_the_range() {
+    let folder = tempfile::tempdir().unwrap();
+    let (resources, examples) = sample("din-sql", "en", folder.path());
+    let tokenizer = Tokenizer::for_model(EMBEDDED);
+    let traces: Vec<Trace> = examples[..6]
+        .iter()
+        .map(|example| trace(&resources, example, &tokenizer))
+        .collect();
+    let run = folder.path().join("run");
+    write_run(&run, &resources, &traces, &examples[..6]);
+    let recorded = Recorded::read(&[run], &resources.pipeline);
+    // All answers were equally long, so that only the question makes a difference.
+    let highest = |example: &Arc<Example>| {
+        let found = estimate(&resources, std::slice::from_ref(example), &recorded, &tokenizer).unwrap();
+        assert_eq!(found.stages[0].completion_tokens.likely, 30);
+        found.stages[0].completion_tokens.high
+    };
+    assert_eq!(highest(&examples[0]), 33);
+    assert_eq!(highest(&examples[20]), 38);
+}
