@@ -59,7 +59,7 @@ fn ten_thousand_examples_through_thirty_percent_faults() {
             "--concurrency",
             "64",
             "--set",
-            "model.timeout=3",
+            "model.timeout=2",
             "--json",
         ],
     );
