@@ -13,7 +13,10 @@ use support::{Ran, Reply, Server, Workspace, last_user_message, oracle, read_lin
 fn project(workspace: &Workspace, server: &Server, more: &str) {
     workspace.write(
         "dinsql.yaml",
-        format!("default_provider: mock\nproviders:\n  mock:\n    base_url: {}\n{more}", server.url),
+        format!(
+            "default_provider: mock\nproviders:\n  mock:\n    base_url: {}\n{more}",
+            server.url
+        ),
     );
 }
 
@@ -53,16 +56,27 @@ fn names_for_models_are_resolved_before_anything_is_asked() {
         "    model: small\n    models: { small: vendor/model-v3-small }\n    prices:\n      small: { input: 1, output: 2 }\n",
     );
     let json = run(&workspace, &["zero-shot"]).expect(0).json();
-    assert!(server.received().iter().all(|request| request.body["model"] == "vendor/model-v3-small"));
+    assert!(
+        server
+            .received()
+            .iter()
+            .all(|request| request.body["model"] == "vendor/model-v3-small")
+    );
     assert_eq!(json["runs"][0]["model"], "vendor/model-v3-small");
-    assert!(json["runs"][0]["usage"]["cost"].as_f64().is_some_and(|cost| cost > 0.0), "{json:#}");
+    assert!(
+        json["runs"][0]["usage"]["cost"].as_f64().is_some_and(|cost| cost > 0.0),
+        "{json:#}"
+    );
 }
 
 /// Where the server keeps to the schema, the answer is JSON.
 #[test]
 fn structured_output_is_asked_for_and_read() {
     let workspace = Workspace::new();
-    workspace.write("structured.yaml", STRUCTURED.replace("zero-shot/generation", "zero-shot/generation"));
+    workspace.write(
+        "structured.yaml",
+        STRUCTURED.replace("zero-shot/generation", "zero-shot/generation"),
+    );
     let right = oracle(&tiny("en"));
     let server = Server::start(move |body, number| {
         assert_eq!(body["response_format"]["type"], "json_schema");
@@ -88,7 +102,11 @@ fn without_structured_output_the_fallback_reads_the_answer() {
     let right = oracle(&tiny("en"));
     let server = Server::start(move |body, number| {
         if body.get("response_format").is_some() {
-            return Reply::error(400, "invalid_request_error", "response_format is not supported by this server");
+            return Reply::error(
+                400,
+                "invalid_request_error",
+                "response_format is not supported by this server",
+            );
         }
         right(body, number)
     });
@@ -98,13 +116,21 @@ fn without_structured_output_the_fallback_reads_the_answer() {
     assert_eq!(server.count(), 7, "the first call learns it, the others know");
     for trace in traces(&workspace, "structured.tiny.en.") {
         let warnings = trace["stages"][0]["warnings"].to_string();
-        assert!(warnings.contains("does not know `response_format`") && warnings.contains("fallback"), "{warnings}");
+        assert!(
+            warnings.contains("does not know `response_format`") && warnings.contains("fallback"),
+            "{warnings}"
+        );
     }
     // A provider of which it is known is not even asked.
     let server = Server::start(oracle(&tiny("en")));
     project(&workspace, &server, "    model: tester\n    structured_output: false\n");
     run(&workspace, &["./structured.yaml", "--runs-dir", "r2"]).expect(0);
-    assert!(server.received().iter().all(|request| request.body.get("response_format").is_none()));
+    assert!(
+        server
+            .received()
+            .iter()
+            .all(|request| request.body.get("response_format").is_none())
+    );
     assert_eq!(server.count(), 6);
 }
 
@@ -121,7 +147,11 @@ fn several_completions_and_log_probabilities_are_kept() {
     run(&workspace, &[&["zero-shot"], &set[..]].concat()).expect(0);
     for trace in traces(&workspace, "zero-shot.tiny.en.") {
         let completion = &trace["stages"][0]["completion"];
-        assert_eq!(completion["alternatives"].as_array().map(Vec::len), Some(2), "{completion:#}");
+        assert_eq!(
+            completion["alternatives"].as_array().map(Vec::len),
+            Some(2),
+            "{completion:#}"
+        );
         assert!(completion["logprobs"].is_object(), "{completion:#}");
     }
 }
@@ -173,20 +203,25 @@ fn requests_a_minute_are_spread() {
     run(&workspace, &["zero-shot"]).expect(0);
     assert!(started.elapsed().as_millis() >= 500);
     let arrivals: Vec<Instant> = server.received().iter().map(|request| request.arrived).collect();
-    let apart = arrivals.windows(2).filter(|pair| (pair[1] - pair[0]).as_millis() >= 50).count();
+    let apart = arrivals
+        .windows(2)
+        .filter(|pair| (pair[1] - pair[0]).as_millis() >= 50)
+        .count();
     assert!(apart >= 3, "they do not come in one burst: {arrivals:?}");
 }
 
 #[test]
 fn model_test_tells_what_a_server_can_do() {
     let workspace = Workspace::new();
-    let able = Server::builder().model("tester", json!({ "max_model_len": 8192 })).start(|body, _| {
-        if body.get("response_format").is_some() {
-            Reply::Texts(vec![r#"{"sql": "SELECT 42"}"#.into(), r#"{"sql": "SELECT 42"}"#.into()])
-        } else {
-            Reply::text("SELECT 42")
-        }
-    });
+    let able = Server::builder()
+        .model("tester", json!({ "max_model_len": 8192 }))
+        .start(|body, _| {
+            if body.get("response_format").is_some() {
+                Reply::Texts(vec![r#"{"sql": "SELECT 42"}"#.into(), r#"{"sql": "SELECT 42"}"#.into()])
+            } else {
+                Reply::text("SELECT 42")
+            }
+        });
     let test = |server: &Server| {
         let ran = workspace.call(&[&["model", "test", "--json"], &support::at(server)[..]].concat());
         ran.expect(0).json()["abilities"].clone()
@@ -203,7 +238,16 @@ fn model_test_tells_what_a_server_can_do() {
         Reply::without_usage(&format!("SELECT {}", last_user_message(body).len()))
     });
     let abilities = test(&less);
-    assert_eq!((&abilities["usage"], &abilities["n"], &abilities["seed"]), (&json!(false), &json!(false), &json!(true)));
-    let shown = workspace.call(&[&["model", "test"], &support::at(&able)[..]].concat()).expect(0).out;
-    assert!(shown.contains("8,192 tokens") && shown.contains("takes a seed"), "{shown}");
+    assert_eq!(
+        (&abilities["usage"], &abilities["n"], &abilities["seed"]),
+        (&json!(false), &json!(false), &json!(true))
+    );
+    let shown = workspace
+        .call(&[&["model", "test"], &support::at(&able)[..]].concat())
+        .expect(0)
+        .out;
+    assert!(
+        shown.contains("8,192 tokens") && shown.contains("takes a seed"),
+        "{shown}"
+    );
 }

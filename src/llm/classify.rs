@@ -1,9 +1,12 @@
-//! What a failed call means: one table from a server's status, codes and words to an error class, and from the class to what
-//! to do about it.
+//! What a failed call means: one table from a server's status, codes and words to an error class.
+//!
+//! In: the status and the body of a refusal. Out: a class, the server's words on one line,
+//! how long it asks to wait, which parameter it does not know. It knows no client, no retry and no clock.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use serde_json::Value as Json;
+use super::error_body::{LONG_WAIT, PAGE, PARAMETERS, Signs, one_line};
 
 /// Why a call failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -15,7 +18,7 @@ pub enum ErrorClass {
     Timeout,
     /// A 200 whose body is no completion.
     BadAnswer,
-    /// The server does not know a parameter; the client goes on without it.
+    /// The server does not know a parameter; the client can ask again without it.
     UnsupportedParameter,
     BadRequest,
     ContextLength,
@@ -27,15 +30,15 @@ pub enum ErrorClass {
     QuotaExhausted,
     /// Nothing was ever reached at the address.
     Unreachable,
-    /// One call after the other fails: the server is down.
+    /// Too many calls in a row failed for good.
     Outage,
-    /// The budget allows no further call.
+    /// The run's own budget is spent.
     Budget,
-    /// Only the cache may answer, and it has no answer.
+    /// Only recorded answers were allowed, and there is none.
     NotCached,
-    /// The user wants to stop.
+    /// The user asked to stop.
     Interrupted,
-    /// Something on this machine prevents calls (a cache that cannot be written).
+    /// A fault on this machine, such as a cache that cannot be written.
     Stopped,
 }
 
@@ -51,577 +54,389 @@ pub enum Action {
 }
 
 impl ErrorClass {
-    /// Name in traces and reports, and what follows.
-    fn row(self) -> (&'static str, Action) {
-        use Action::{FailCall, FailRun, Retry};
-        match self {
-            ErrorClass::RateLimited => ("rate_limited", Retry),
-            ErrorClass::Server => ("server", Retry),
-            ErrorClass::Connection => ("connection", Retry),
-            ErrorClass::Timeout => ("timeout", Retry),
-            ErrorClass::BadAnswer => ("bad_answer", Retry),
-            ErrorClass::UnsupportedParameter => ("unsupported_parameter", Retry),
-            ErrorClass::BadRequest => ("bad_request", FailCall),
-            ErrorClass::ContextLength => ("context_length", FailCall),
-            ErrorClass::ContentFilter => ("content_filter", FailCall),
-            ErrorClass::Unauthorized => ("unauthorized", FailRun),
-            ErrorClass::ModelNotFound => ("model_not_found", FailRun),
-            ErrorClass::WrongAddress => ("wrong_address", FailRun),
-            ErrorClass::QuotaExhausted => ("quota_exhausted", FailRun),
-            ErrorClass::Unreachable => ("unreachable", FailRun),
-            ErrorClass::Outage => ("outage", FailRun),
-            ErrorClass::Budget => ("budget", FailRun),
-            ErrorClass::NotCached => ("not_cached", FailRun),
-            ErrorClass::Interrupted => ("interrupted", FailRun),
-            ErrorClass::Stopped => ("stopped", FailRun),
-        }
-    }
-
+    /// What to do about it.
     pub fn action(self) -> Action {
-        self.row().1
+        self.meaning().1
     }
 
     /// As traces and reports name it.
     pub fn name(self) -> &'static str {
-        self.row().0
+        self.meaning().0
     }
 
-    /// Whether it may be gone when the same is asked later.
+    /// Whether it may be gone later, so that the same call is worth another run.
     pub fn passes(self) -> bool {
-        self.action() == Action::Retry || matches!(self, ErrorClass::Outage | ErrorClass::Unreachable)
+        matches!(
+            self,
+            ErrorClass::RateLimited
+                | ErrorClass::Server
+                | ErrorClass::Connection
+                | ErrorClass::Timeout
+                | ErrorClass::BadAnswer
+                | ErrorClass::Outage
+                | ErrorClass::Unreachable
+        )
+    }
+
+    fn meaning(self) -> (&'static str, Action) {
+        match self {
+            ErrorClass::RateLimited => ("rate_limited", Action::Retry),
+            ErrorClass::Server => ("server", Action::Retry),
+            ErrorClass::Connection => ("connection", Action::Retry),
+            ErrorClass::Timeout => ("timeout", Action::Retry),
+            ErrorClass::BadAnswer => ("bad_answer", Action::Retry),
+            ErrorClass::UnsupportedParameter => ("unsupported_parameter", Action::Retry),
+            ErrorClass::BadRequest => ("bad_request", Action::FailCall),
+            ErrorClass::ContextLength => ("context_length", Action::FailCall),
+            ErrorClass::ContentFilter => ("content_filter", Action::FailCall),
+            ErrorClass::Unauthorized => ("unauthorized", Action::FailRun),
+            ErrorClass::ModelNotFound => ("model_not_found", Action::FailRun),
+            ErrorClass::WrongAddress => ("wrong_address", Action::FailRun),
+            ErrorClass::QuotaExhausted => ("quota_exhausted", Action::FailRun),
+            ErrorClass::Unreachable => ("unreachable", Action::FailRun),
+            ErrorClass::Outage => ("outage", Action::FailRun),
+            ErrorClass::Budget => ("budget", Action::FailRun),
+            ErrorClass::NotCached => ("not_cached", Action::FailRun),
+            ErrorClass::Interrupted => ("interrupted", Action::FailRun),
+            ErrorClass::Stopped => ("stopped", Action::FailRun),
+        }
     }
 }
 
-/// What a non-2xx answer means.
+/// What a refusal means.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Classified {
     pub class: ErrorClass,
-    /// The server's own words, on one line.
+    /// The server's own words, on one line of at most 301 letters.
     pub words: String,
     /// How long the body asks to wait.
     pub wait: Option<Duration>,
-    /// The parameter that the words are about.
+    /// The parameter refused, as requests name it; only with [`ErrorClass::UnsupportedParameter`].
     pub parameter: Option<String>,
 }
 
-/// Which statuses a row is for.
-#[derive(Debug, Clone, Copy)]
-enum On {
-    Any,
-    These(&'static [u16]),
-    From(u16),
-    Between(u16, u16),
-}
-
-impl On {
-    fn holds(self, status: u16) -> bool {
-        match self {
-            On::Any => true,
-            On::These(statuses) => statuses.contains(&status),
-            On::From(first) => status >= first,
-            On::Between(first, last) => (first..=last).contains(&status),
-        }
-    }
-}
-
-/// A row of the table: an answer fits where its status does, and one of the codes is among its codes or one of the phrases
-/// in its text. A row without codes and phrases fits by status alone.
+/// One line of the table. It holds where the status is among `statuses` and, unless both lists are empty, one of `codes`
+/// was given or one of `phrases` said; and, unless `about` is empty, one of those parameters is what the server means.
 struct Row {
-    on: On,
-    /// Exact, in lower case: `error.code`, `error.type`, `error.status`, reasons in `error.details`.
+    statuses: &'static [RangeInclusive<u16>],
+    /// Whose answer it is.
+    #[expect(dead_code, reason = "for whoever reads the table")]
+    from: &'static str,
+    /// Whole codes in lower case: `error.code`, `error.type`, `error.status`, a detail's `reason`.
     codes: &'static [&'static str],
-    /// Anywhere in the body, in lower case.
+    /// Parts of the server's sentences in lower case.
     phrases: &'static [&'static str],
+    about: &'static [&'static str],
     class: ErrorClass,
 }
 
-const fn row(on: On, codes: &'static [&'static str], phrases: &'static [&'static str], class: ErrorClass) -> Row {
+/// Another value of these is another experiment: a refused value is never adapted.
+const SAMPLING: &[&str] = &["temperature", "top_p"];
+const ANY: &[&str] = &[];
+
+const fn row(
+    statuses: &'static [RangeInclusive<u16>],
+    from: &'static str,
+    codes: &'static [&'static str],
+    phrases: &'static [&'static str],
+    class: ErrorClass,
+) -> Row {
     Row {
-        on,
+        statuses,
+        from,
         codes,
         phrases,
+        about: ANY,
         class,
     }
 }
 
-/// The first row that fits decides.
+const CLIENT: RangeInclusive<u16> = 400..=499;
+const SERVER: RangeInclusive<u16> = 500..=599;
+
+/// The first row that holds decides, so order is meaning: what is certain (codes) before what is likely (words), what is
+/// permanent before what passes, and each status's plain meaning last.
+#[rustfmt::skip]
 const TABLE: &[Row] = &[
-    // Quotas that a minute's wait does not bring back: OpenAI's account, OpenRouter's and DeepSeek's credits, Gemini's and
-    // Groq's allowances for a day. Before the rates, since all come as 429 too. That a plan or billing is mentioned says
-    // nothing: OpenAI and Gemini do so for the limit of a minute as well.
-    row(On::These(&[402]), &[], &[], ErrorClass::QuotaExhausted),
+    // 1. The prompt does not fit. First, since servers say it under nearly every status, 500 included, and since their
+    // sentences name parameters (`max_tokens`) and limits (TPM) that later rows look for.
     row(
-        On::These(&[400, 403, 429]),
+        &[CLIENT, SERVER], "OpenAI, llama.cpp, Groq",
         &[
-            "insufficient_quota",
-            "billing_hard_limit_reached",
-            "billing_not_active",
-            "access_terminated",
-            "insufficient_balance",
+            "context_length_exceeded", "exceed_context_size_error", "model_context_window_exceeded",
+            "string_above_max_length", "request_too_large",
         ],
-        &[
-            "insufficient_quota",
-            "credit balance is too low",
-            "insufficient credits",
-            "insufficient balance",
-            "out of credits",
-            "perday",
-            "per day",
-            "tokens per day",
-            "requests per day",
-            "(tpd)",
-            "(rpd)",
-            "daily limit",
-            "daily quota",
-            "free-models-per-day",
-        ],
-        ErrorClass::QuotaExhausted,
+        &[],
+        ErrorClass::ContextLength,
     ),
-    // Groq answers 413 to a request that is larger than the tokens of a whole minute: no wait makes it smaller.
-    row(On::These(&[413]), &[], &[], ErrorClass::ContextLength),
-    row(On::These(&[429]), &[], &[], ErrorClass::RateLimited),
-    // Too long a prompt, in the words of OpenAI, Azure, vLLM (old and new), llama.cpp, Gemini, Ollama, Anthropic, Mistral,
-    // Groq, TGI, Bedrock; llama.cpp and gateways say it with 500.
     row(
-        On::These(&[400, 404, 422, 500, 503]),
+        &[400..=400, 404..=404, 413..=413, 422..=422, SERVER],
+        "OpenAI, Azure, vLLM, llama.cpp, Gemini, Ollama, Anthropic, Mistral, Groq, TGI, Bedrock, LM Studio, DashScope",
+        &[],
         &[
-            "context_length_exceeded",
-            "exceed_context_size_error",
-            "context_window_exceeded",
-            "string_above_max_length",
-        ],
-        &[
-            "context length",
-            "context_length",
-            "maximum context",
-            "context window",
-            "context size",
-            "exceed_context",
-            "too many tokens",
-            "prompt is too long",
-            "input is too long",
-            "maximum model length",
-            "prompt too long",
-            "exceeds the maximum number of tokens",
-            "input token count",
-            "max_new_tokens` must be",
-            "too large for model",
-            "reduce the length of the messages",
-            "longer than the maximum",
-            "input length and `max_tokens` exceed",
+            "context length", "context_length", "context window", "context size", "maximum context", "max context",
+            "context the overflows", "context overflow", "maximum model length", "max_model_len",
+            "maximum number of tokens allowed", "max_new_tokens` must be", "`inputs` must have less than",
+            "reduce the length of the", "prompt is too long", "prompt too long", "input is too long",
+            "input is too large", "too large for model", "too many tokens", "range of input length",
         ],
         ErrorClass::ContextLength,
     ),
-    // A prompt or answer that a filter refuses; the next example may pass. Before 403, which OpenRouter uses for it.
+    // One request that is larger than a minute's allowance never gets through, although it comes as a rate limit.
     row(
-        On::These(&[400, 403, 422, 451]),
+        &[413..=413, 429..=429], "OpenAI, Groq",
+        &[],
         &[
-            "content_filter",
-            "content_policy_violation",
-            "responsibleaipolicyviolation",
-            "data_inspection_failed",
-            "moderation",
+            "request too large", "tokens must be reduced", "reduce your message size",
         ],
-        &[
-            "content management policy",
-            "content policy",
-            "responsibleai",
-            "usage policies",
-            "requires moderation",
-            "was flagged",
-            "input flagged",
-            "violating our usage policy",
-            "blocked by safety",
-            "safety settings",
-            "inappropriate content",
-        ],
-        ErrorClass::ContentFilter,
+        ErrorClass::ContextLength,
     ),
-    // Google's compatible endpoint answers 400 to a wrong key.
+    // 2. One prompt that the provider does not want. A locked account reads alike ("flagged for …") and ends the run.
     row(
-        On::These(&[400]),
-        &["api_key_invalid", "invalid_api_key"],
+        &[401..=401, 403..=403], "OpenAI, Anthropic",
+        &["account_deactivated", "organization_deactivated"],
         &[
-            "api key not valid",
-            "invalid api key",
-            "incorrect api key",
-            "api key expired",
-            "missing api key",
+            "account has been", "organization has been", "account is not active", "deactivated", "suspended",
         ],
         ErrorClass::Unauthorized,
     ),
-    row(On::These(&[401, 403, 407]), &[], &[], ErrorClass::Unauthorized),
-    // A parameter that the server does not know. The value of one that it knows (a temperature that a model does not allow)
-    // is another matter: to leave it out would change the experiment.
     row(
-        On::These(&[400, 422, 501]),
-        &["unsupported_parameter", "unknown_parameter"],
+        &[CLIENT, SERVER], "OpenAI, Azure, Gemini, DashScope",
         &[
-            "unsupported parameter",
-            "unknown parameter",
-            "unrecognized request argument",
-            "unknown name",
-            "extra inputs are not permitted",
-            "extra fields not permitted",
-            "is not supported with this model. use",
-            "response_format is not supported",
-            "does not support response_format",
-            "'response_format' of type 'json_schema' is not supported",
-            "response format `json_schema`",
-            "response_format type is unavailable",
-            "does not support structured output",
-            "json_schema is not supported",
-            "logprobs is not supported",
-            "logprobs are not supported",
-            "does not support logprobs",
-            "does not return logprobs",
-            "multiple candidates is not enabled",
-            "only n = 1 is supported",
-            "n > 1 is not supported",
-            "only one completion choice is allowed",
-            "'n' must be at most 1",
-            "is not supported by this model",
+            "content_filter", "content_policy_violation", "responsibleaipolicyviolation", "moderation_blocked",
+            "prohibited_content", "data_inspection_failed", "datainspectionfailed",
         ],
-        ErrorClass::UnsupportedParameter,
-    ),
-    // No such model: OpenAI, vLLM, Ollama, Gemini, Azure; OpenRouter and LM Studio say it with 400, some gateways with 5xx.
-    row(
-        On::Any,
-        &[
-            "model_not_found",
-            "deploymentnotfound",
-            "model_not_available",
-            "unknown_model",
-        ],
-        &[
-            "model not found",
-            "unknown model",
-            "invalid model name",
-            "not a valid model id",
-            "no such model",
-            "try pulling it first",
-            "is not found for api version",
-            "no endpoints found for",
-        ],
-        ErrorClass::ModelNotFound,
+        &[],
+        ErrorClass::ContentFilter,
     ),
     row(
-        On::These(&[400, 404]),
+        &[400..=400, 403..=403, 422..=422, 451..=451], "Azure, OpenAI, OpenRouter, DeepSeek, Mistral",
         &[],
         &[
-            "model `",
-            "model '",
-            "model \"",
-            "models/",
-            "the model",
-            "no model",
-            "model does not exist",
+            "content management policy", "content policy", "content filter", "usage polic", "flagged", "moderation",
+            "safety", "prohibited content", "inappropriate content", "content exists risk",
         ],
-        // For 400 see `is_about_absence`.
+        ErrorClass::ContentFilter,
+    ),
+    // 3. Money and quotas, by code: some come with 400, 403 or 500.
+    row(
+        &[CLIENT, SERVER], "OpenAI, Moonshot, DashScope, one-api, xAI",
+        &[
+            "insufficient_quota", "insufficient_user_quota", "insufficient_balance", "insufficient_credits",
+            "billing_hard_limit_reached", "billing_not_active", "exceeded_current_quota_error", "payment_required",
+            "arrearage", "personal-team-blocked:spending-limit",
+        ],
+        &[],
+        ErrorClass::QuotaExhausted,
+    ),
+    // 4. Rates. A day's limit that is spent is told apart from a minute's by the quota's own name, whatever wait is given
+    // (Gemini adds a delay of seconds to both; Groq's day is a sliding one).
+    row(
+        &[403..=403, 429..=429], "Gemini, Groq, OpenRouter, Azure",
+        &[LONG_WAIT],
+        &[
+            "perday", "(tpd)", "(rpd)", "on tokens per day", "on requests per day", "free-models-per-day",
+            "limit_rpd",
+            // Gemini: this account never has any of it.
+            "limit: 0,",
+        ],
+        ErrorClass::QuotaExhausted,
+    ),
+    // Then the minute: such answers add advice on plans, billing and daily limits, which means nothing.
+    row(
+        &[429..=429], "OpenAI, Groq, Gemini, OpenRouter, Azure, xAI",
+        &[],
+        &[
+            "per minute", "per-minute", "perminute", "per_minute", "per min", "per-min", "per second", "persecond",
+            "(tpm)", "(rpm)", "limit_rpm",
+        ],
+        ErrorClass::RateLimited,
+    ),
+    row(
+        &[403..=403, 429..=429], "Cerebras, Cloudflare, GitHub Models, OpenRouter keys",
+        &[],
+        &[
+            "per day", "daily limit", "daily quota", "daily request", "daily token", "daily free", "86400s",
+            "weekly limit", "monthly limit", "key limit exceeded",
+        ],
+        ErrorClass::QuotaExhausted,
+    ),
+    row(
+        &[429..=429], "OpenAI, Azure, Gemini, Mistral",
+        &[
+            "rate_limit_exceeded", "rate_limit_error", "rate_limited", "too_many_requests",
+        ],
+        &["try again in", "retry after", "retry in"],
+        ErrorClass::RateLimited,
+    ),
+    // Neither "billing" nor "exceeded your current quota" is among these: Gemini says both of a minute's limit.
+    row(
+        &[400..=400, 402..=403, 412..=412, 429..=429],
+        "Anthropic, OpenRouter, DeepSeek, xAI, Hugging Face, Fireworks",
+        &[],
+        &[
+            "insufficient credit", "insufficient balance", "insufficient funds", "insufficient quota",
+            "credit balance is too low", "out of credits", "have any credits", "used all available credits",
+            "requires more credits", "included credits", "spending limit", "hard limit",
+        ],
+        ErrorClass::QuotaExhausted,
+    ),
+    row(&[429..=429], "everyone", &[], &[], ErrorClass::RateLimited),
+    row(&[402..=402], "everyone", &[], &[], ErrorClass::QuotaExhausted),
+    // 5. The model. A server that is still loading one is asked again; the others say so even with 403 or 500.
+    row(
+        &[SERVER], "llama.cpp, TGI, Hugging Face",
+        &[],
+        &[
+            "loading model", "model not loaded", "currently loading", "model is loading",
+        ],
+        ErrorClass::Server,
+    ),
+    row(
+        &[CLIENT, SERVER], "OpenAI, Azure, Groq, Together, Mistral, Hugging Face",
+        &[
+            "model_not_found", "modelnotfound", "deploymentnotfound", "model_not_available", "model_not_supported",
+            "model_decommissioned", "dedicated_endpoint_not_running", "invalid_model", "unknown_model",
+        ],
+        &[],
         ErrorClass::ModelNotFound,
     ),
-    row(On::These(&[404, 405]), &[], &[], ErrorClass::WrongAddress),
-    row(On::Between(300, 399), &[], &[], ErrorClass::WrongAddress),
-    row(On::These(&[408, 409, 425, 499]), &[], &[], ErrorClass::Server),
-    row(On::From(500), &[], &[], ErrorClass::Server),
-    row(On::Any, &[], &[], ErrorClass::BadRequest),
+    // OpenAI names the path, in which the word "models" may stand.
+    row(
+        &[404..=404], "OpenAI, Go and Python servers",
+        &[PAGE],
+        &[
+            "invalid url", "unknown url", "unknown request url", "page not found", "file not found", "no route",
+        ],
+        ErrorClass::WrongAddress,
+    ),
+    row(
+        &[404..=404, 410..=410], "Ollama, vLLM, Gemini, Anthropic, OpenRouter, Azure",
+        &[],
+        &["model", "deployment", "no endpoints found", "no allowed providers"],
+        ErrorClass::ModelNotFound,
+    ),
+    row(
+        &[400..=400, 422..=422], "DeepSeek, OpenRouter, Mistral, Gemini, LiteLLM, LM Studio",
+        &[],
+        &[
+            "model not found", "model not exist", "model does not exist", "not a valid model", "invalid model",
+            "unknown model", "model name format", "no models loaded",
+        ],
+        ErrorClass::ModelNotFound,
+    ),
+    // 6. Keys and permissions. xAI and Gemini answer 400 to a wrong key, and Gemini to a wrong country.
+    row(
+        &[400..=400, 403..=403], "Gemini, xAI, OpenAI",
+        &[
+            "api_key_invalid", "invalid_api_key", "unsupported_country_region_territory", "permission_denied",
+        ],
+        &[
+            "api key not valid", "invalid api key", "incorrect api key", "api key expired", "api key not found",
+            "location is not supported", "country, region",
+        ],
+        ErrorClass::Unauthorized,
+    ),
+    row(&[401..=401, 407..=407], "everyone", &[], &[], ErrorClass::Unauthorized),
+    row(
+        &[403..=403], "everyone; proxies and firewalls answer with a page",
+        &[PAGE],
+        &[
+            "key", "token", "permi", "forbidden", "denied", "access", "authori", "authenti", "credential", "allowed",
+            "account", "subscription", "country", "region", "location", "disabled", "blocked",
+        ],
+        ErrorClass::Unauthorized,
+    ),
+    // 7. Parameters. A schema at fault is the experiment's, and leaving it out would hide that.
+    row(
+        &[400..=400, 422..=422], "OpenAI",
+        &["invalid_json_schema"],
+        &["invalid schema"],
+        ErrorClass::BadRequest,
+    ),
+    Row {
+        statuses: &[400..=400, 422..=422],
+        from: "OpenAI's reasoning models",
+        codes: &["unsupported_value"],
+        phrases: &["unsupported value", "only the default", "with this model. only"],
+        about: SAMPLING,
+        class: ErrorClass::BadRequest,
+    },
+    row(
+        &[400..=400, 422..=422], "OpenAI",
+        &["unsupported_parameter", "unknown_parameter"],
+        &["unsupported parameter"],
+        ErrorClass::UnsupportedParameter,
+    ),
+    Row {
+        statuses: &[400..=400, 404..=404, 415..=415, 422..=422, 501..=501],
+        from: "Mistral, Gemini, Groq, DeepSeek, LM Studio, llama.cpp, vLLM",
+        codes: &["extra_forbidden", "unsupported_value"],
+        phrases: &[
+            "not supported", "unsupported", "does not support", "doesn't support", "is supported", "unknown name",
+            "unknown parameter", "unknown field", "unrecognized", "extra inputs are not permitted", "not permitted",
+            "not enabled", "not available", "unavailable", "not implemented", "number must be at most 1",
+            "only one completion choice", "must be 'json_schema'",
+        ],
+        about: PARAMETERS,
+        class: ErrorClass::UnsupportedParameter,
+    },
+    // 8. What each status says by itself.
+    row(&[200..=299], "gateways", &[], &[], ErrorClass::BadAnswer),
+    row(
+        &[300..=399, 404..=405, 410..=410], "everyone",
+        &[],
+        &[],
+        ErrorClass::WrongAddress,
+    ),
+    row(&[413..=413], "everyone", &[], &[], ErrorClass::ContextLength),
+    row(
+        &[CLIENT], "Anthropic, Mistral, Groq (498): overload in client's clothes",
+        &[
+            "overloaded_error", "engine_overloaded", "capacity_exceeded", "server_error",
+        ],
+        &["overloaded", "capacity exceeded"],
+        ErrorClass::Server,
+    ),
+    row(
+        &[408..=409, 424..=425, 498..=499, 500..=u16::MAX],
+        "everyone; 424 a model's worker failed, 529 Anthropic is overloaded",
+        &[],
+        &[],
+        ErrorClass::Server,
+    ),
 ];
 
-/// A wait up to this is one for a rate, whatever else the words say; beyond it a quota is used up for now.
-const SHORT_WAIT: Duration = Duration::from_mins(2);
+impl Row {
+    fn holds(&self, status: u16, signs: &Signs) -> bool {
+        let any_signs = self.codes.is_empty() && self.phrases.is_empty();
+        self.statuses.iter().any(|range| range.contains(&status))
+            && (any_signs
+                || self.codes.iter().any(|code| signs.codes.contains(*code))
+                || self.phrases.iter().any(|phrase| signs.said.contains(phrase)))
+            && (self.about.is_empty()
+                || signs
+                    .parameter
+                    .as_deref()
+                    .is_some_and(|name| self.about.contains(&name)))
+            && (self.class != ErrorClass::UnsupportedParameter || signs.parameter.is_some())
+    }
+}
 
-/// The class of a non-2xx answer, and what else its body says.
+/// The class of an answer that is no completion, from its status and body.
 pub fn classify(status: u16, body: &str) -> Classified {
-    let json: Option<Json> = serde_json::from_str(body).ok();
-    let error = json.as_ref().map(innermost);
-    let words = server_words(json.as_ref(), body);
-    let lower = body.to_lowercase();
-    let codes = error.map(codes_of).unwrap_or_default();
-    let wait = error.and_then(retry_delay).or_else(|| wait_in_words(&words));
+    let signs = Signs::read(body);
+    // Gateways wrap a refusal into a 200; its own status stands inside.
+    let status = signs.status.filter(|_| status < 300).unwrap_or(status);
     let class = TABLE
         .iter()
-        .find(|row| {
-            let named = row.codes.is_empty() && row.phrases.is_empty()
-                || row.codes.iter().any(|code| codes.iter().any(|found| found == code))
-                || row.phrases.iter().any(|phrase| lower.contains(phrase));
-            row.on.holds(status) && named && is_meant(row, status, &lower, &codes, wait)
-        })
+        .find(|row| row.holds(status, &signs))
         .map_or(ErrorClass::BadRequest, |row| row.class);
     Classified {
         class,
-        parameter: (class == ErrorClass::UnsupportedParameter)
-            .then(|| parameter_of(error, &lower))
-            .flatten(),
-        words,
-        wait,
-    }
-}
-
-/// What the table alone cannot say.
-fn is_meant(row: &Row, status: u16, lower: &str, codes: &[String], wait: Option<Duration>) -> bool {
-    match row.class {
-        ErrorClass::QuotaExhausted if status == 429 => {
-            let by_code = codes.iter().any(|code| row.codes.contains(&code.as_str()));
-            let for_a_day = ["perday", "per day", "(tpd)", "(rpd)", "daily", "per-day"]
-                .iter()
-                .any(|word| lower.contains(word));
-            // The limit of a minute, told with the words of a quota.
-            let for_a_minute = ["per minute", "perminute", "(rpm)", "(tpm)", "per second", "per-min"]
-                .iter()
-                .any(|word| lower.contains(word))
-                || wait.is_some_and(|wait| wait <= SHORT_WAIT);
-            by_code && !codes.iter().any(|code| code == "rate_limit_exceeded") || for_a_day || !for_a_minute
-        }
-        ErrorClass::ModelNotFound if status == 400 && row.codes.is_empty() => [
-            "does not exist",
-            "not found",
-            "unknown",
-            "not available",
-            "invalid model",
-        ]
-        .iter()
-        .any(|word| lower.contains(word)),
-        ErrorClass::ModelNotFound if status == 503 => !lower.contains("loading"),
-        ErrorClass::UnsupportedParameter => {
-            // "Unsupported value: 'temperature' does not support 0 with this model."
-            !lower.contains("unsupported value")
-        }
-        _ => true,
-    }
-}
-
-/// The object that describes the error, inside `{error: {…}}`, a list, or the whole.
-fn innermost(json: &Json) -> &Json {
-    match json {
-        Json::Array(items) => items.first().map_or(json, innermost),
-        Json::Object(fields) => match fields.get("error") {
-            Some(error @ (Json::Object(_) | Json::Array(_))) => innermost(error),
-            _ => json,
-        },
-        _ => json,
-    }
-}
-
-fn codes_of(error: &Json) -> Vec<String> {
-    let mut codes = Vec::new();
-    let mut add = |value: &Json| {
-        if let Some(code) = value.as_str() {
-            codes.push(code.to_lowercase());
-        }
-    };
-    for key in ["code", "type", "status", "reason"] {
-        add(&error[key]);
-    }
-    add(&error["innererror"]["code"]);
-    for detail in error["details"].as_array().into_iter().flatten() {
-        add(&detail["reason"]);
-    }
-    codes
-}
-
-/// Gemini's `details: [{"@type": "…RetryInfo", "retryDelay": "34s"}]`.
-fn retry_delay(error: &Json) -> Option<Duration> {
-    error["details"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .find_map(|detail| detail["retryDelay"].as_str())
-        .and_then(duration_words)
-}
-
-/// "try again in 7m12.5s", "retry after 12 seconds", "in 6 minutes".
-fn wait_in_words(words: &str) -> Option<Duration> {
-    let lower = words.to_lowercase();
-    let after = [
-        "try again in ",
-        "retry in ",
-        "retry after ",
-        "try again after ",
-        "wait ",
-    ]
-    .iter()
-    .find_map(|phrase| lower.find(phrase).map(|at| &lower[at + phrase.len()..]))?;
-    let mut words = after.split_whitespace();
-    let first = words.next()?.trim_end_matches(['.', ',', ';']);
-    if let Ok(number) = first.parse::<f64>() {
-        let unit = words.next().unwrap_or("seconds");
-        let seconds = match unit.trim_end_matches(['.', ',', ';']) {
-            "ms" | "millisecond" | "milliseconds" => number / 1000.0,
-            "minute" | "minutes" | "min" => number * 60.0,
-            "hour" | "hours" => number * 3600.0,
-            _ => number,
-        };
-        return Duration::try_from_secs_f64(seconds).ok();
-    }
-    duration_words(first)
-}
-
-/// `34s`, `1.5s`, `850ms`, `6m0s`, `2h3m`, or a bare number of seconds.
-pub fn duration_words(text: &str) -> Option<Duration> {
-    let mut rest = text.trim();
-    let mut seconds = 0.0;
-    let mut any = false;
-    while !rest.is_empty() {
-        let digits = rest
-            .find(|letter: char| !(letter.is_ascii_digit() || letter == '.'))
-            .unwrap_or(rest.len());
-        let number: f64 = rest[..digits].parse().ok()?;
-        rest = &rest[digits..];
-        let letters = rest
-            .find(|letter: char| !letter.is_ascii_alphabetic())
-            .unwrap_or(rest.len());
-        seconds += number
-            * match &rest[..letters] {
-                "" | "s" => 1.0,
-                "ms" => 0.001,
-                "us" | "ns" => 0.0,
-                "m" => 60.0,
-                "h" => 3600.0,
-                "d" => 86_400.0,
-                _ => return None,
-            };
-        rest = &rest[letters..];
-        any = true;
-    }
-    any.then(|| Duration::try_from_secs_f64(seconds).ok()).flatten()
-}
-
-/// The parameter that is not known: as the server names it, or the one of ours that its words mention.
-fn parameter_of(error: Option<&Json>, lower: &str) -> Option<String> {
-    let named = error
-        .and_then(|error| error["param"].as_str())
-        .map(|name| name.split('.').next().unwrap_or(name).to_owned());
-    named.filter(|name| !name.is_empty()).or_else(|| {
-        [
-            ("max_tokens", &["max_tokens"][..]),
-            (
-                "response_format",
-                &["response_format", "response format", "json_schema", "structured output"],
-            ),
-            ("logprobs", &["logprobs"]),
-            (
-                "n",
-                &[
-                    "'n'",
-                    "`n`",
-                    "\"n\"",
-                    "n =",
-                    "n >",
-                    "multiple candidates",
-                    "completion choice",
-                ],
-            ),
-            ("seed", &["seed"]),
-        ]
-        .into_iter()
-        .find(|(_, words)| words.iter().any(|word| lower.contains(word)))
-        .map(|(name, _)| name.to_owned())
-    })
-}
-
-/// The message inside an error body of whatever shape: `{error: {message}}`, `{error: "…"}`, `{message}`, `{detail}`,
-/// a list of these, plain text, an HTML page.
-fn server_words(json: Option<&Json>, body: &str) -> String {
-    fn find(json: &Json) -> Option<String> {
-        match json {
-            Json::String(text) => Some(text.clone()),
-            Json::Array(items) => items.iter().find_map(find),
-            Json::Object(fields) => ["message", "error", "detail", "msg", "title"]
-                .iter()
-                .find_map(|key| fields.get(*key).and_then(find)),
-            _ => None,
-        }
-    }
-    let text = json.and_then(find).unwrap_or_else(|| strip_tags(body));
-    let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    if flat.chars().count() > 300 {
-        format!("{}…", flat.chars().take(300).collect::<String>())
-    } else {
-        flat
-    }
-}
-
-fn strip_tags(text: &str) -> String {
-    let mut out = String::new();
-    let mut inside = false;
-    for letter in text.chars() {
-        match letter {
-            '<' => inside = true,
-            '>' if inside => {
-                inside = false;
-                out.push(' ');
-            }
-            other if !inside => out.push(other),
-            _ => {}
-        }
-    }
-    out
-}
-
-/// `Retry-After` as seconds or as an HTTP date, from `now`.
-pub fn retry_after(value: &str, now: jiff::Timestamp) -> Option<Duration> {
-    let value = value.trim();
-    if let Ok(seconds) = value.parse::<f64>() {
-        return (seconds.is_finite() && seconds >= 0.0).then(|| Duration::from_secs_f64(seconds.min(1e9)));
-    }
-    let when = jiff::fmt::rfc2822::parse(value).ok()?.timestamp();
-    Some(until(when, now))
-}
-
-fn until(when: jiff::Timestamp, now: jiff::Timestamp) -> Duration {
-    Duration::try_from(when.duration_since(now)).unwrap_or(Duration::ZERO)
-}
-
-/// What an answer's headers say of the server's limits.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct RateHint {
-    pub remaining_requests: Option<u64>,
-    /// Until there are requests again.
-    pub reset_requests: Option<Duration>,
-    pub remaining_tokens: Option<u64>,
-    pub reset_tokens: Option<Duration>,
-    pub retry_after: Option<Duration>,
-}
-
-/// Reads the headers of OpenAI and those who do as it does, of Anthropic, and of OpenRouter.
-pub fn rate_hint<'a>(header: impl Fn(&str) -> Option<&'a str>, now: jiff::Timestamp) -> RateHint {
-    let count = |names: &[&str]| {
-        names
-            .iter()
-            .find_map(|name| header(name))
-            .and_then(|value| value.trim().parse().ok())
-    };
-    let reset = |names: &[&str]| {
-        let value = names.iter().find_map(|name| header(name))?.trim();
-        // A moment in RFC 3339, milliseconds since 1970, or a time to wait.
-        if let Ok(when) = value.parse::<jiff::Timestamp>() {
-            return Some(until(when, now));
-        }
-        match value.parse::<i64>() {
-            Ok(milliseconds) if milliseconds > 1_000_000_000_000 => {
-                let when = jiff::Timestamp::from_millisecond(milliseconds).ok()?;
-                Some(until(when, now))
-            }
-            _ => duration_words(value),
-        }
-    };
-    let milliseconds = header("retry-after-ms").and_then(|value| value.trim().parse::<f64>().ok());
-    RateHint {
-        remaining_requests: count(&[
-            "x-ratelimit-remaining-requests",
-            "anthropic-ratelimit-requests-remaining",
-            "x-ratelimit-remaining",
-        ]),
-        reset_requests: reset(&[
-            "x-ratelimit-reset-requests",
-            "anthropic-ratelimit-requests-reset",
-            "x-ratelimit-reset",
-        ]),
-        remaining_tokens: count(&["x-ratelimit-remaining-tokens", "anthropic-ratelimit-tokens-remaining"]),
-        reset_tokens: reset(&["x-ratelimit-reset-tokens", "anthropic-ratelimit-tokens-reset"]),
-        retry_after: milliseconds
-            .and_then(|milliseconds| Duration::try_from_secs_f64(milliseconds / 1000.0).ok())
-            .or_else(|| header("retry-after").and_then(|value| retry_after(value, now))),
+        words: one_line(&signs.words),
+        wait: signs.wait,
+        parameter: signs.parameter.filter(|_| class == ErrorClass::UnsupportedParameter),
     }
 }
 

@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::super::waits::{RateHint, duration_words, rate_hint, retry_after};
 use super::ErrorClass::*;
 use super::*;
 
@@ -552,5 +553,500 @@ proptest! {
         let found = classify(status, &body);
         prop_assert!(!found.words.contains('\n'));
         prop_assert!(found.words.chars().count() <= 301);
+    }
+}
+
+/// Shapes that were misread once: what the status and the first words suggest is not what they mean.
+#[test]
+fn servers_that_mislead() {
+    type Expected = (u16, &'static str, ErrorClass, Option<Duration>, Option<&'static str>);
+    let rows: &[Expected] = &[
+        // Gemini, the quota of a minute without a wait and without details.
+        (
+            429,
+            r#"{"error":{"code":429,"message":"You exceeded your current quota, please check your plan and billing details.","status":"RESOURCE_EXHAUSTED"}}"#,
+            RateLimited,
+            None,
+            None,
+        ),
+        // One request larger than a minute's allowance never gets through.
+        (
+            429,
+            r#"{"error":{"message":"Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 36278. The input or output tokens must be reduced in order to run successfully.","type":"tokens","code":"rate_limit_exceeded"}}"#,
+            ContextLength,
+            None,
+            None,
+        ),
+        // Advice about days in the refusal of a minute.
+        (
+            429,
+            r#"{"error":{"message":"Rate limit exceeded: free-models-per-min. Add 10 credits to unlock 1000 free model requests per day","code":429}}"#,
+            RateLimited,
+            None,
+            None,
+        ),
+        (
+            429,
+            r#"{"error":{"code":"429","message":"You have exceeded the token rate limit of your pricing tier. Please retry after 86400 seconds."}}"#,
+            QuotaExhausted,
+            seconds(86400.0),
+            None,
+        ),
+        (
+            429,
+            r#"{"code":"The service is currently at capacity","error":"Too many tokens for team t and model grok. Your rate limit is: Tokens per Minute (actual/limit): 65605/16000"}"#,
+            RateLimited,
+            None,
+            None,
+        ),
+        (
+            429,
+            r#"{"object":"error","message":"Rate limit exceeded","type":"rate_limited","param":null,"code":"1300"}"#,
+            RateLimited,
+            None,
+            None,
+        ),
+        (
+            429,
+            r#"{"error":{"message":"Your account t is suspended, please check your plan and billing details","type":"exceeded_current_quota_error"}}"#,
+            QuotaExhausted,
+            None,
+            None,
+        ),
+        (
+            429,
+            r#"[{"error":{"code":429,"message":"Quota exceeded for metric: free_tier_requests, limit: 0, model: gemini-2.5-pro\nPlease retry in 34.07s.","status":"RESOURCE_EXHAUSTED"}}]"#,
+            QuotaExhausted,
+            seconds(34.07),
+            None,
+        ),
+        (
+            403,
+            r#"{"error":{"message":"Key limit exceeded (daily limit)","code":403}}"#,
+            QuotaExhausted,
+            None,
+            None,
+        ),
+        (
+            403,
+            r#"{"code":"The caller does not have permission","error":"Your newly created team doesn't have any credits yet."}"#,
+            QuotaExhausted,
+            None,
+            None,
+        ),
+        (
+            400,
+            r#"{"error":{"code":"Arrearage","message":"Access denied, please make sure your account is in good standing."}}"#,
+            QuotaExhausted,
+            None,
+            None,
+        ),
+        // A gateway wraps another's answer, as a string of JSON.
+        (
+            502,
+            r#"{"error":{"message":"Provider returned error","code":502,"metadata":{"raw":"{\"error\":{\"message\":\"This model's maximum context length is 4096 tokens\"}}"}}}"#,
+            ContextLength,
+            None,
+            None,
+        ),
+        (
+            422,
+            r#"{"object":"error","message":"{\"detail\":[{\"type\":\"extra_forbidden\",\"loc\":[\"body\",\"seed\"],\"msg\":\"Extra inputs are not permitted\",\"input\":7}]}","type":"internal_error_proxy","code":"1000"}"#,
+            UnsupportedParameter,
+            None,
+            Some("seed"),
+        ),
+        (
+            200,
+            r#"{"error":{"message":"Provider returned error","code":429}}"#,
+            RateLimited,
+            None,
+            None,
+        ),
+        // What the body echoes of the prompt says nothing.
+        (
+            422,
+            r#"{"detail":[{"type":"missing","loc":["body","messages"],"msg":"Field required","input":{"messages":"how many tokens per day; maximum context; json_schema is not supported"}}]}"#,
+            BadRequest,
+            None,
+            None,
+        ),
+        (
+            429,
+            r#"{"error":{"message":"slow down","code":"rate_limit_exceeded"},"request":{"prompt":"sales per day"}}"#,
+            RateLimited,
+            None,
+            None,
+        ),
+        (
+            403,
+            r#"{"error":{"message":"Your chosen model requires moderation and your input was flagged","code":403,"metadata":{"reasons":["violence"],"flagged_input":"..."}}}"#,
+            ContentFilter,
+            None,
+            None,
+        ),
+        (
+            403,
+            r#"{"error":{"message":"Your account has been flagged for usage policy violations","code":"account_flagged"}}"#,
+            Unauthorized,
+            None,
+            None,
+        ),
+        (
+            400,
+            r#"{"error":{"message":"Content Exists Risk","type":"invalid_request_error"}}"#,
+            ContentFilter,
+            None,
+            None,
+        ),
+        (
+            400,
+            r#"{"error":{"code":400,"message":"User location is not supported for the API use.","status":"FAILED_PRECONDITION"}}"#,
+            Unauthorized,
+            None,
+            None,
+        ),
+        (
+            403,
+            r#"{"error":{"message":"Project `p` does not have access to model `x`","code":"model_not_found"}}"#,
+            ModelNotFound,
+            None,
+            None,
+        ),
+        (
+            400,
+            r#"{"error":{"message":"Model Not Exist","type":"invalid_request_error"}}"#,
+            ModelNotFound,
+            None,
+            None,
+        ),
+        (
+            400,
+            r#"{"object":"error","message":"Invalid model: x","type":"invalid_model","code":"1500"}"#,
+            ModelNotFound,
+            None,
+            None,
+        ),
+        (
+            400,
+            r#"{"error":{"message":"Unable to access non-serverless model x.","code":"model_not_available"}}"#,
+            ModelNotFound,
+            None,
+            None,
+        ),
+        (
+            400,
+            r#"{"error":{"message":"The model `x` has been decommissioned and is no longer supported.","code":"model_decommissioned"}}"#,
+            ModelNotFound,
+            None,
+            None,
+        ),
+        (
+            503,
+            r#"{"error":{"message":"No available channel for model x","code":"model_not_found"}}"#,
+            ModelNotFound,
+            None,
+            None,
+        ),
+        (
+            404,
+            r#"{"error":{"message":"Invalid URL (POST /v1/models/chat/completions)","type":"invalid_request_error"}}"#,
+            WrongAddress,
+            None,
+            None,
+        ),
+        (
+            404,
+            r#"{"error":{"code":"404","message":"Resource not found"}}"#,
+            WrongAddress,
+            None,
+            None,
+        ),
+        (
+            404,
+            "<html><title>Shop</title><body>The model `A` of our bikes</body></html>",
+            WrongAddress,
+            None,
+            None,
+        ),
+        (404, "404 page not found", WrongAddress, None, None),
+        (404, r#"{"detail":"Not Found"}"#, WrongAddress, None, None),
+        // Parameters.
+        (
+            400,
+            r#"{"error":{"message":"Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.","code":"invalid_request_body"}}"#,
+            UnsupportedParameter,
+            None,
+            Some("max_tokens"),
+        ),
+        (
+            400,
+            r#"{"error":{"code":400,"message":"Logprobs is not enabled for models/gemini-2.5-pro","status":"INVALID_ARGUMENT"}}"#,
+            UnsupportedParameter,
+            None,
+            Some("logprobs"),
+        ),
+        (
+            400,
+            r#"{"error":{"message":"Unable to submit request because Logprobs is not supported for this model.","code":400}}"#,
+            UnsupportedParameter,
+            None,
+            Some("logprobs"),
+        ),
+        (
+            400,
+            r#"{"error":{"message":"top_logprobs is not supported","param":"top_logprobs"}}"#,
+            UnsupportedParameter,
+            None,
+            Some("logprobs"),
+        ),
+        (
+            400,
+            r#"{"error":{"message":"This model does not support response format `json_schema`.","type":"invalid_request_error"}}"#,
+            UnsupportedParameter,
+            None,
+            Some("response_format"),
+        ),
+        (
+            400,
+            r#"{"error":{"message":"This response_format type is unavailable now"}}"#,
+            UnsupportedParameter,
+            None,
+            Some("response_format"),
+        ),
+        (
+            400,
+            r#"{"error":"'response_format.type' must be 'json_schema' or 'text'"}"#,
+            UnsupportedParameter,
+            None,
+            Some("response_format"),
+        ),
+        (
+            400,
+            r#"{"error":{"message":"'n' : number must be at most 1","type":"invalid_request_error"}}"#,
+            UnsupportedParameter,
+            None,
+            Some("n"),
+        ),
+        (
+            400,
+            r#"{"error":{"message":"Invalid n value (currently only n = 1 is supported)"}}"#,
+            UnsupportedParameter,
+            None,
+            Some("n"),
+        ),
+        (
+            400,
+            r#"{"object":"error","message":"[{'type': 'extra_forbidden', 'loc': ('body', 'logprobs'), 'msg': 'Extra inputs are not permitted'}]","type":"BadRequestError","code":400}"#,
+            UnsupportedParameter,
+            None,
+            Some("logprobs"),
+        ),
+        (
+            400,
+            r#"{"error":{"message":"Invalid schema for response_format 'answer': 'minLength' is not permitted.","param":"response_format"}}"#,
+            BadRequest,
+            None,
+            None,
+        ),
+        (
+            400,
+            r#"{"error":{"message":"max_tokens is too large: 100000. This model supports at most 16384 completion tokens","param":"max_tokens"}}"#,
+            BadRequest,
+            None,
+            None,
+        ),
+        (
+            400,
+            r#"{"error":{"message":"Invalid value for 'messages': this role is not supported","param":"messages"}}"#,
+            BadRequest,
+            None,
+            None,
+        ),
+        // Too long.
+        (
+            400,
+            r#"{"error":"Trying to keep the first 15857 tokens when context the overflows. However, the model is loaded with context length of only 4096 tokens"}"#,
+            ContextLength,
+            None,
+            None,
+        ),
+        (
+            500,
+            r#"{"error":{"code":500,"message":"input is too large to process. increase the physical batch size","type":"server_error"}}"#,
+            ContextLength,
+            None,
+            None,
+        ),
+        (
+            400,
+            r#"{"error":{"message":"Range of input length should be [1, 30720]","type":"invalid_request_error"}}"#,
+            ContextLength,
+            None,
+            None,
+        ),
+        (
+            413,
+            "<html><h1>413 Request Entity Too Large</h1></html>",
+            ContextLength,
+            None,
+            None,
+        ),
+        (
+            400,
+            r#"{"error":{"message":"Overloaded","type":"overloaded_error"}}"#,
+            Server,
+            None,
+            None,
+        ),
+        (
+            424,
+            r#"{"error":"worker died","error_type":"generation"}"#,
+            Server,
+            None,
+            None,
+        ),
+        (
+            498,
+            r#"{"error":{"message":"Flex tier capacity exceeded","code":"capacity_exceeded"}}"#,
+            Server,
+            None,
+            None,
+        ),
+        (
+            503,
+            r#"{"error":"Model x is currently loading","estimated_time":20.0}"#,
+            Server,
+            None,
+            None,
+        ),
+        // Waits.
+        (
+            429,
+            "Please wait 10 seconds before trying again.",
+            RateLimited,
+            seconds(10.0),
+            None,
+        ),
+        (429, "Try again in 6 minutes.", RateLimited, seconds(360.0), None),
+        (
+            429,
+            "try again in 1m3.5s. 3 requests are left",
+            RateLimited,
+            seconds(63.5),
+            None,
+        ),
+        (
+            503,
+            r#"{"error":{"message":"busy","metadata":{"retry_after_seconds":7}}}"#,
+            Server,
+            seconds(7.0),
+            None,
+        ),
+        (
+            429,
+            r#"data: {"error":{"message":"Rate limit","code":"rate_limit_exceeded"}}"#,
+            RateLimited,
+            None,
+            None,
+        ),
+    ];
+    let wrong: Vec<String> = rows
+        .iter()
+        .filter_map(|(status, body, class, wait, parameter)| {
+            let found = classify(*status, body);
+            let right = (found.class, found.wait, found.parameter.as_deref()) == (*class, *wait, *parameter);
+            (!right).then(|| {
+                format!(
+                    "{status} {body}\n    wanted {class:?} {wait:?} {parameter:?}\n    found  {:?} {:?} {:?}",
+                    found.class, found.wait, found.parameter
+                )
+            })
+        })
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "{} of {}:\n{}",
+        wrong.len(),
+        rows.len(),
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn words_come_from_the_server_behind_a_gateway() {
+    let body = r#"{"error":{"message":"Provider returned error","metadata":{"raw":"{\"error\":{\"message\":\"too\\u001b busy\\u2028now\"}}"}}}"#;
+    assert_eq!(classify(502, body).words, "Provider returned error: too busy now");
+    assert_eq!(
+        classify(502, "<html><style>p{}</style><title>Bad gateway</title>…</html>").words,
+        "Bad gateway"
+    );
+}
+
+#[test]
+fn huge_bodies_are_read_in_part() {
+    for body in [
+        "ş".repeat(3_000_000),
+        "[".repeat(3_000_000),
+        "<".repeat(3_000_000),
+        format!(r#"{{"error":{{"message":"{}"}}}}"#, "a ".repeat(400_000)),
+        "[".repeat(120) + &"]".repeat(120),
+    ] {
+        let words = classify(500, &body).words;
+        assert!(words.chars().count() <= 301 && !words.contains('\n'));
+    }
+}
+
+#[test]
+fn classes_are_written_as_they_are_named() {
+    for class in [
+        UnsupportedParameter,
+        Budget,
+        NotCached,
+        Outage,
+        Interrupted,
+        Stopped,
+        RateLimited,
+    ] {
+        let text = serde_json::to_string(&class).unwrap();
+        assert_eq!(text, format!("\"{}\"", class.name()));
+        assert_eq!(serde_json::from_str::<ErrorClass>(&text).unwrap(), class);
+    }
+}
+
+#[test]
+fn odd_durations_and_headers() {
+    for (text, expected) in [
+        ("1.984999999s", seconds(1.984_999_999)),
+        ("6 minutes", seconds(360.0)),
+        ("1m 30s", seconds(90.0)),
+        ("1.", None),
+        ("1..2s", None),
+        ("9e99", None),
+        ("99999999999999999999d", Some(Duration::from_secs(1_000_000_000))),
+    ] {
+        assert_eq!(duration_words(text), expected, "{text}");
+    }
+    let now: jiff::Timestamp = "2026-11-30T12:00:00Z".parse().unwrap();
+    let one = |name: &'static str, value: &'static str| rate_hint(move |asked| (asked == name).then_some(value), now);
+    assert_eq!(one("x-ratelimit-reset", "1796040060").reset_requests, seconds(60.0));
+    assert_eq!(
+        one("x-ratelimit-reset", "1796000000").reset_requests,
+        Some(Duration::ZERO)
+    );
+    assert_eq!(one("x-ratelimit-reset-tokens", "-1").reset_tokens, None);
+    assert_eq!(one("x-ratelimit-remaining-tokens", "-3").remaining_tokens, Some(0));
+    assert_eq!(one("x-ratelimit-remaining-tokens", "12.0").remaining_tokens, Some(12));
+    assert_eq!(one("retry-after-ms", "nan").retry_after, None);
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_survived(status in any::<u16>(), body in any::<String>(), wait in "[0-9a-zA-Zµ. :-]{0,40}") {
+        let words = classify(status, &body).words;
+        prop_assert!(words.chars().count() <= 301 && !words.chars().any(char::is_control));
+        duration_words(&wait);
+        classify(status, &format!(r#"{{"error":{{"message":"try again in {wait}","param":"{wait}"}}}}"#));
+        rate_hint(|_| Some(wait.as_str()), jiff::Timestamp::MIN);
     }
 }

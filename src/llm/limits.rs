@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
-use super::classify::RateHint;
+use super::waits::RateHint;
 
 /// Caps of a provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,12 +11,14 @@ pub mod cache_store;
 pub mod cached;
 pub mod classify;
 pub mod embedded;
+mod error_body;
 pub mod limits;
 pub mod openai;
 pub mod retry;
 pub mod spans;
 mod stop;
 pub mod usage;
+pub mod waits;
 
 use std::time::Duration;
 

@@ -15,7 +15,8 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
-use super::classify::{Classified, ErrorClass, RateHint, classify, rate_hint};
+use super::classify::{Classified, ErrorClass, classify};
+use super::waits::{RateHint, rate_hint};
 use super::{CallError, Completion, Model, Request, Usage, Usd};
 
 /// How to reach a server.
