@@ -2,6 +2,10 @@
 
 use std::process::ExitCode;
 
+/// Many small texts are made and dropped for each example, which the system's allocator is slow at.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     dinsql::cli::main()
 }

@@ -3,12 +3,16 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use super::deadline::Deadline;
 use super::memory;
 use super::{QueryError, SqliteConnection};
 
 /// Open databases a thread keeps: each holds its schema and up to 2 MiB of pages.
 const MAX_OPEN: usize = 16;
+/// How long a second try to open a file waits for the queries that run.
+const OPENING: Duration = Duration::from_secs(30);
 
 /// Connections by file; the one unused for longest gives way.
 #[derive(Debug, Default)]
@@ -17,6 +21,8 @@ pub struct Connections {
     open: HashMap<PathBuf, (Cell<u64>, SqliteConnection)>,
     /// Uses so far.
     uses: u64,
+    /// When the thread's query must end.
+    deadline: Deadline,
 }
 
 impl Connections {
@@ -27,10 +33,13 @@ impl Connections {
     pub fn get(&mut self, path: &Path) -> Result<&SqliteConnection, QueryError> {
         self.uses += 1;
         if !self.open.contains_key(path) {
-            let connection = SqliteConnection::open(path).or_else(|_| {
+            let connection = SqliteConnection::open_with(path, self.deadline()).or_else(|error| {
+                if !error.message.contains("out of memory") {
+                    return Err(error);
+                }
                 // Another query may have had all the memory.
-                let _alone = memory::alone();
-                SqliteConnection::open(path)
+                let _alone = memory::alone(OPENING);
+                SqliteConnection::open_with(path, self.deadline())
             })?;
             if self.open.len() >= MAX_OPEN
                 && let Some(oldest) = self.open.iter().min_by_key(|(_, (used, _))| used.get())
@@ -43,6 +52,11 @@ impl Connections {
         let (used, connection) = &self.open[path];
         used.set(self.uses);
         Ok(connection)
+    }
+
+    /// Tells when the query that runs on one of the connections must end.
+    pub(super) fn deadline(&self) -> Deadline {
+        self.deadline.clone()
     }
 }
 

@@ -1,6 +1,7 @@
 //! How much memory SQLite may take, and who is blamed when it is used up.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rusqlite::Connection;
 
@@ -8,18 +9,72 @@ use rusqlite::Connection;
 /// is what stops a query that would fill the machine before its time is up.
 pub const HEAP_LIMIT_BYTES: i64 = 1 << 30;
 
-/// Held shared while a query runs, and alone by one that is tried again for want of memory: the limit is the process's,
-/// so only a query that had all of it may be blamed for reaching it.
-static MEMORY: RwLock<()> = RwLock::new(());
-
-/// Held while a query runs.
-pub fn shared() -> RwLockReadGuard<'static, ()> {
-    MEMORY.read().unwrap_or_else(PoisonError::into_inner)
+/// Who uses the memory: queries beside each other, or one that is tried again for want of memory. The limit is the
+/// process's, so only a query that had all of it may be blamed for reaching it.
+#[derive(Debug, Default)]
+struct Users {
+    beside: usize,
+    /// How many are alone or wait to be.
+    alone: usize,
+    is_taken: bool,
 }
 
-/// Waits until no query runs, and lets none begin.
-pub fn alone() -> RwLockWriteGuard<'static, ()> {
-    MEMORY.write().unwrap_or_else(PoisonError::into_inner)
+static USERS: Mutex<Users> = Mutex::new(Users {
+    beside: 0,
+    alone: 0,
+    is_taken: false,
+});
+static CHANGED: Condvar = Condvar::new();
+
+/// Held while a query runs.
+#[derive(Debug)]
+pub struct Shared(());
+
+/// Held while a query runs alone.
+#[derive(Debug)]
+pub struct Alone(());
+
+/// Waits until no query is alone or wants to be.
+pub fn shared() -> Shared {
+    let waited = CHANGED.wait_while(users(), |users| users.alone > 0);
+    waited.unwrap_or_else(PoisonError::into_inner).beside += 1;
+    Shared(())
+}
+
+/// Lets no query begin, and waits until none runs, but for those that still do after `patience`: with more than the
+/// longest time limit, these are ones that nothing can stop.
+pub fn alone(patience: Duration) -> Alone {
+    let mut users = users();
+    users.alone += 1;
+    let waited = CHANGED.wait_while(users, |users| users.is_taken);
+    users = waited.unwrap_or_else(PoisonError::into_inner);
+    users.is_taken = true;
+    let waited = CHANGED.wait_timeout_while(users, patience, |users| users.beside > 0);
+    drop(waited.unwrap_or_else(PoisonError::into_inner).0);
+    Alone(())
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let mut users = users();
+        users.beside -= 1;
+        if users.beside == 0 && users.alone > 0 {
+            CHANGED.notify_all();
+        }
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        let mut users = users();
+        users.alone -= 1;
+        users.is_taken = false;
+        CHANGED.notify_all();
+    }
+}
+
+fn users() -> MutexGuard<'static, Users> {
+    USERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Sets the limit, and has the connection sort and group in memory instead of in files, which nothing would limit. A

@@ -6,6 +6,7 @@
 
 mod build;
 mod connections;
+mod deadline;
 mod memory;
 mod open;
 mod pool;
@@ -87,5 +88,10 @@ impl QueryError {
             message: message.into(),
             offset: None,
         }
+    }
+
+    pub(crate) fn timeout(limit: Duration) -> Self {
+        let message = format!("not finished within {} s", limit.as_secs_f64());
+        QueryError::new(QueryErrorKind::Timeout, message)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rusqlite::hooks::{AuthAction, AuthContext, Authorization};
@@ -10,6 +10,7 @@ use rusqlite::limits::Limit;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Statement};
 
+use super::deadline::Deadline;
 use super::{Limits, QueryError, QueryErrorKind, QueryResult, Value, memory, open_trusted};
 use crate::sql::text::{StatementSplit, split_first_statement};
 
@@ -26,11 +27,13 @@ pub fn sqlite_version() -> &'static str {
     rusqlite::version()
 }
 
+/// How much longer than its time limit a query may take before no other waits for it.
+const PATIENCE: Duration = Duration::from_millis(500);
+
 /// What the hooks of one connection share with its user.
 #[derive(Debug, Default)]
 struct Watch {
-    /// Nanoseconds after `origin` at which the query must end; 0 is never.
-    deadline: AtomicU64,
+    deadline: Deadline,
     expired: AtomicBool,
     refused: AtomicBool,
     /// The heap limit was reached, by this query or by others beside it.
@@ -45,12 +48,12 @@ impl Watch {
     }
 }
 
-/// A read-only connection on which untrusted SQL may run.
+/// A read-only connection on which untrusted SQL may run. What a query nests deeply (`LIKE` with thousands of wildcards)
+/// takes some 4 MiB of its thread's stack.
 #[derive(Debug)]
 pub struct SqliteConnection {
     connection: Connection,
     watch: Arc<Watch>,
-    origin: Instant,
     /// Whether the schema is valid UTF-8: rusqlite panics on a column name that is not.
     readable_names: bool,
 }
@@ -61,10 +64,17 @@ impl SqliteConnection {
     /// # Errors
     /// Where the file is missing, is not a database or cannot be read.
     pub fn open(path: &Path) -> Result<Self, QueryError> {
+        Self::open_with(path, Deadline::default())
+    }
+
+    /// Opens the file, and has `deadline` tell when the query that runs must end.
+    pub(super) fn open_with(path: &Path, deadline: Deadline) -> Result<Self, QueryError> {
         let mut connection = open_trusted(path)?;
         let database_error = |error: rusqlite::Error| QueryError::new(QueryErrorKind::Database, error.to_string());
-        let watch = Arc::new(Watch::default());
-        let origin = Instant::now();
+        let watch = Arc::new(Watch {
+            deadline,
+            ..Watch::default()
+        });
         for (limit, value) in [
             (Limit::SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES),
             (Limit::SQLITE_LIMIT_SQL_LENGTH, 1 << 20),
@@ -80,8 +90,7 @@ impl SqliteConnection {
             .progress_handler(
                 STEPS_BETWEEN_CHECKS,
                 Some(move || {
-                    let deadline = seen.deadline.load(Ordering::Relaxed);
-                    let over = deadline != 0 && nanoseconds(origin.elapsed()) > deadline;
+                    let over = seen.deadline.is_past(Duration::ZERO);
                     if over {
                         seen.expired.store(true, Ordering::Relaxed);
                     }
@@ -103,7 +112,6 @@ impl SqliteConnection {
         Ok(SqliteConnection {
             connection,
             watch,
-            origin,
             readable_names,
         })
     }
@@ -172,7 +180,7 @@ impl SqliteConnection {
                 return result;
             }
         }
-        let _alone = memory::alone();
+        let _alone = memory::alone(limits.time + PATIENCE);
         self.attempt(statement, limits, &start, &step)
     }
 
@@ -185,13 +193,15 @@ impl SqliteConnection {
     ) -> Result<(T, Duration), QueryError> {
         let started = Instant::now();
         self.watch.reset();
-        let deadline = nanoseconds(self.origin.elapsed())
-            .saturating_add(nanoseconds(limits.time))
-            .max(1);
-        self.watch.deadline.store(deadline, Ordering::Relaxed);
+        self.watch.deadline.set(limits.time);
         let result = self.fetch(sql, limits, start, step);
-        self.watch.deadline.store(0, Ordering::Relaxed);
-        result.map(|folded| (folded, started.elapsed()))
+        self.watch.deadline.clear();
+        let (folded, elapsed) = (result?, started.elapsed());
+        // A function that takes long by itself is not stopped at the limit.
+        if elapsed > limits.time {
+            return Err(QueryError::timeout(limits.time));
+        }
+        Ok((folded, elapsed))
     }
 
     fn fetch<T>(
@@ -259,8 +269,7 @@ impl SqliteConnection {
 
     fn explain(&self, error: &rusqlite::Error, limits: &Limits) -> QueryError {
         if self.watch.expired.load(Ordering::Relaxed) {
-            let message = format!("not finished within {} s", limits.time.as_secs_f64());
-            return QueryError::new(QueryErrorKind::Timeout, message);
+            return QueryError::timeout(limits.time);
         }
         if self.watch.refused.load(Ordering::Relaxed) {
             return QueryError::new(QueryErrorKind::NotReadOnly, "the statement does more than read");
@@ -351,10 +360,6 @@ fn names_are_text(connection: &Connection) -> rusqlite::Result<bool> {
         }
     }
     Ok(true)
-}
-
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -84,6 +84,7 @@ impl Cache {
         let fail = |reason: String| error(path, reason);
         let mut writer = open_to_write(path)?;
         let reader = connect(path, OpenFlags::default())?;
+        look_fast(&reader).map_err(|cause| fail(cause.to_string()))?;
         let (jobs, queue) = mpsc::channel::<(Entry, Stored)>();
         std::thread::Builder::new()
             .name("completion-cache".into())
@@ -192,6 +193,11 @@ fn connect(path: &Path, flags: OpenFlags) -> Result<Connection, CacheError> {
         .busy_timeout(Duration::from_secs(30))
         .map_err(|cause| error(path, cause.to_string()))?;
     Ok(connection)
+}
+
+/// Pages are read where they lie in memory, since look-ups go all over the file.
+fn look_fast(connection: &Connection) -> rusqlite::Result<()> {
+    connection.query_row("PRAGMA mmap_size = 33554432", [], |_| Ok(()))
 }
 
 /// Opens or creates the file, brought to the present version.

@@ -107,11 +107,12 @@ impl Request {
     /// BLAKE3 of the canonical request.
     pub fn key(&self) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new_derive_key(KEY_VERSION);
-        // Fields are written in declaration order, so equal requests have equal bytes. The hasher takes the many small
-        // writes of the serialiser one by one, which is slow, so that they are gathered first.
-        let mut bytes = Vec::with_capacity(1 << 13);
-        let _ = serde_json::to_writer(&mut bytes, self);
-        hasher.update(&bytes);
+        {
+            // Fields are written in declaration order, so equal requests have equal bytes. The serialiser writes in many
+            // small pieces, which a hasher takes slowly one by one.
+            let mut gathered = std::io::BufWriter::with_capacity(512, &mut hasher);
+            let _ = serde_json::to_writer(&mut gathered, self);
+        }
         *hasher.finalize().as_bytes()
     }
 
@@ -211,12 +212,16 @@ impl Completion {
 
     /// Whether it ended because it may not be longer.
     pub fn is_cut(&self) -> bool {
-        let reason = self.finish_reason.as_deref().unwrap_or_default().to_ascii_lowercase();
-        matches!(
-            reason.as_str(),
-            "length" | "max_tokens" | "model_length" | "max_output_tokens"
-        )
+        is_cut(self.finish_reason.as_deref())
     }
+}
+
+/// Whether this is the end of an answer that may not be longer.
+pub fn is_cut(finish_reason: Option<&str>) -> bool {
+    let reason = finish_reason.unwrap_or_default();
+    ["length", "max_tokens", "model_length", "max_output_tokens"]
+        .iter()
+        .any(|known| reason.eq_ignore_ascii_case(known))
 }
 
 /// A call without a usable answer.

@@ -138,6 +138,17 @@ impl From<&Example> for ExampleRecord {
     }
 }
 
+/// Something that belongs to an example.
+pub trait Identified {
+    fn id(&self) -> &str;
+}
+
+impl Identified for Trace {
+    fn id(&self) -> &str {
+        &self.id
+    }
+}
+
 /// Why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
@@ -348,30 +359,39 @@ impl RunFolder {
     ///
     /// # Errors
     /// Where the file cannot be read.
-    pub fn for_each_example(&self, mut visit: impl FnMut(ExampleRecord)) -> Result<(), FolderError> {
-        let path = self.path.join("examples.jsonl");
-        let file = File::open(&path).map_err(|error| self.io(error))?;
-        for line in BufReader::new(file).lines() {
-            let line = line.map_err(|error| self.io(error))?;
-            visit(serde_json::from_str(&line).map_err(|error| self.unreadable(format!("examples.jsonl: {error}")))?);
-        }
-        Ok(())
+    pub fn for_each_example(&self, visit: impl FnMut(ExampleRecord)) -> Result<(), FolderError> {
+        self.for_each_line("examples.jsonl", visit)
     }
 
-    /// Calls `visit` with each trace; of several traces of one example the first counts.
+    /// Calls `visit` with each trace, or with the part of it that `T` is interested in; of several traces of one example
+    /// the first counts.
     ///
     /// # Errors
     /// Where the file cannot be read.
-    pub fn for_each_trace(&self, mut visit: impl FnMut(Trace)) -> Result<(), FolderError> {
-        let file = File::open(self.path.join("traces.jsonl")).map_err(|error| self.io(error))?;
+    pub fn for_each_trace<T: DeserializeOwned + Identified>(
+        &self,
+        mut visit: impl FnMut(T),
+    ) -> Result<(), FolderError> {
         let mut seen = HashSet::new();
-        for (index, line) in BufReader::new(file).lines().enumerate() {
-            let line = line.map_err(|error| self.io(error))?;
-            let trace: Trace = serde_json::from_str(&line)
-                .map_err(|error| self.unreadable(format!("traces.jsonl, line {}: {error}", index + 1)))?;
-            if seen.insert(trace.id.clone()) {
+        self.for_each_line("traces.jsonl", |trace: T| {
+            if !seen.contains(trace.id()) {
+                seen.insert(trace.id().to_owned());
                 visit(trace);
             }
+        })
+    }
+
+    fn for_each_line<T: DeserializeOwned>(&self, name: &str, mut visit: impl FnMut(T)) -> Result<(), FolderError> {
+        let file = File::open(self.path.join(name)).map_err(|error| self.io(error))?;
+        let mut lines = BufReader::with_capacity(256 << 10, file);
+        let mut line = Vec::new();
+        let mut number = 0;
+        while lines.read_until(b'\n', &mut line).map_err(|error| self.io(error))? > 0 {
+            number += 1;
+            let value = serde_json::from_slice(&line)
+                .map_err(|error| self.unreadable(format!("{name}, line {number}: {error}")))?;
+            visit(value);
+            line.clear();
         }
         Ok(())
     }
@@ -381,14 +401,10 @@ impl RunFolder {
         struct Id {
             id: String,
         }
-        let file = File::open(self.path.join("traces.jsonl")).map_err(|error| self.io(error))?;
         let mut ids = HashSet::new();
-        for (index, line) in BufReader::new(file).lines().enumerate() {
-            let line = line.map_err(|error| self.io(error))?;
-            let Id { id } = serde_json::from_str(&line)
-                .map_err(|error| self.unreadable(format!("traces.jsonl, line {}: {error}", index + 1)))?;
+        self.for_each_line("traces.jsonl", |Id { id }| {
             ids.insert(id);
-        }
+        })?;
         Ok(ids)
     }
 

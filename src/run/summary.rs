@@ -8,11 +8,11 @@ use futures::StreamExt;
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
-use super::folder::{FolderError, NewFile, RunFolder, RunStatus, write_json, write_lines};
+use super::folder::{FolderError, Identified, NewFile, RunFolder, RunStatus, write_json, write_lines};
 use crate::engine::QueryError;
-use crate::llm::{ErrorClass, Usd};
+use crate::llm::{ErrorClass, Usage, Usd, is_cut};
 use crate::metric::{Outcome, ScoreItem, Scorer, Verdict};
-use crate::pipeline::{StageTrace, Trace};
+use crate::pipeline::Trace;
 use crate::stats::wilson;
 
 /// A metric over a set of examples.
@@ -155,6 +155,59 @@ pub(super) fn prediction(trace: Trace) -> Result<String, (Outcome, String)> {
     trace.prediction.ok_or((trace.outcome, trace.error.unwrap_or_default()))
 }
 
+/// What is counted of a trace. Prompts and answers, which are most of it, are not even read into memory.
+#[derive(Debug, Deserialize)]
+struct TraceCounts {
+    id: String,
+    outcome: Outcome,
+    #[serde(default)]
+    prediction: Option<String>,
+    #[serde(default)]
+    error: Option<String>,
+    #[serde(default)]
+    error_class: Option<ErrorClass>,
+    stages: Vec<StageCounts>,
+}
+
+#[derive(Debug, Deserialize)]
+struct StageCounts {
+    stage: String,
+    #[serde(default)]
+    completion: Option<CompletionCounts>,
+    #[serde(default)]
+    failure: Option<FailureCounts>,
+    #[serde(default)]
+    defaulted: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct FailureCounts {
+    attempts: u32,
+}
+
+#[derive(Debug, Deserialize)]
+struct CompletionCounts {
+    #[serde(default)]
+    finish_reason: Option<String>,
+    #[serde(default)]
+    usage: Usage,
+    #[serde(default)]
+    cost: Option<Usd>,
+    #[serde(default)]
+    served_model: Option<String>,
+    latency_ms: u64,
+    #[serde(default)]
+    attempts: u32,
+    #[serde(default)]
+    cached: bool,
+}
+
+impl Identified for TraceCounts {
+    fn id(&self) -> &str {
+        &self.id
+    }
+}
+
 /// Counts what traces tell of calls.
 #[derive(Debug, Default)]
 struct Tally {
@@ -163,7 +216,7 @@ struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, trace: &StageTrace) {
+    fn add(&mut self, trace: &StageCounts) {
         if !self.stages.contains_key(&trace.stage) {
             self.stages.insert(trace.stage.clone(), Default::default());
         }
@@ -189,7 +242,7 @@ impl Tally {
             Some(cost) => stage.cost += cost,
             None => stage.calls_without_cost += 1,
         }
-        stage.truncated += u64::from(completion.is_cut());
+        stage.truncated += u64::from(is_cut(completion.finish_reason.as_deref()));
         if completion.cached {
             effort.cache_hits += 1;
         } else {
@@ -284,10 +337,11 @@ pub(super) async fn finish_with(
         tally.stages.insert(stage.name.clone(), Default::default());
     }
     let mut passing_errors = 0;
-    folder.for_each_trace(|trace| {
+    folder.for_each_trace(|trace: TraceCounts| {
         passing_errors += usize::from(trace.error_class.is_some_and(ErrorClass::passes));
         trace.stages.iter().for_each(|stage| tally.add(stage));
-        predictions.insert(trace.id.clone(), prediction(trace));
+        let prediction = trace.prediction.ok_or((trace.outcome, trace.error.unwrap_or_default()));
+        predictions.insert(trace.id, prediction);
     })?;
     let mut items: Vec<ScoreItem> = Vec::new();
     let mut difficulties: Vec<Option<String>> = Vec::new();
