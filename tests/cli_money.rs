@@ -156,6 +156,51 @@ fn calls_tokens_and_time_are_capped_too() {
     assert!((1..30).contains(&slow.count()), "{}", slow.count());
 }
 
+/// What a budget cut off is no regression: only examples that both runs came to are compared, and that is said.
+#[test]
+fn a_run_that_was_cut_is_compared_over_what_both_came_to() {
+    let workspace = Workspace::new();
+    let known = workspace.many(20);
+    let server = Server::start(oracle(&known));
+    priced(&workspace, &server);
+    let arguments = [
+        "run",
+        "zero-shot",
+        "din-sql",
+        "--data",
+        "many",
+        "--provider",
+        "mock",
+        "--concurrency",
+        "1",
+    ];
+    // 20 calls for the first pipeline, and 40 of the 80 of the second.
+    let ran = workspace
+        .call(&[&arguments[..], &["--max-calls", "60"]].concat())
+        .expect(4);
+    let folder = workspace.run_folder("din-sql.many.en.");
+    let done = read_lines(&folder.join("traces.jsonl")).len();
+    assert!((8..=10).contains(&done), "{done}");
+    assert!(
+        ran.out.contains(&format!(
+            "din-sql en is compared with zero-shot over the {done} examples that both came to, of 20"
+        )),
+        "{}",
+        ran.out
+    );
+    let line = ran
+        .out
+        .lines()
+        .find(|line| line.contains("din-sql (partial)"))
+        .expect("a line of the table");
+    assert!(
+        line.contains("+0.0") && line.contains("0/0"),
+        "all that it came to are right: {line}"
+    );
+    let summary = read_json(&folder.join("summary.json"));
+    assert_eq!(summary["n"], 20, "but N is what was selected");
+}
+
 #[test]
 fn an_unknown_price_is_unknown_and_no_basis_for_a_cap() {
     let workspace = Workspace::new();

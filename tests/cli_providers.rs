@@ -29,7 +29,7 @@ fn traces(workspace: &Workspace, start: &str) -> Vec<Json> {
     read_lines(&workspace.run_folder(start).join("traces.jsonl"))
 }
 
-const STRUCTURED: &str = r#"
+const STRUCTURED: &str = r"
 name: structured
 model: { name: tester, temperature: 0, max_tokens: 300 }
 stages:
@@ -44,7 +44,7 @@ stages:
     extract:
       sql: { json: whole_answer, pointer: /sql, fallback: { sql: whole_answer } }
 answer: generation.sql
-"#;
+";
 
 #[test]
 fn names_for_models_are_resolved_before_anything_is_asked() {
@@ -73,10 +73,7 @@ fn names_for_models_are_resolved_before_anything_is_asked() {
 #[test]
 fn structured_output_is_asked_for_and_read() {
     let workspace = Workspace::new();
-    workspace.write(
-        "structured.yaml",
-        STRUCTURED.replace("zero-shot/generation", "zero-shot/generation"),
-    );
+    workspace.write("structured.yaml", STRUCTURED);
     let right = oracle(&tiny("en"));
     let server = Server::start(move |body, number| {
         assert_eq!(body["response_format"]["type"], "json_schema");

@@ -79,6 +79,7 @@ fn a_run_that_was_killed_goes_on_to_the_same_result() {
     // The kill may also have left half a line.
     let traces = folder.join("traces.jsonl");
     let mut torn = std::fs::read(&traces).expect("traces");
+    let whole_lines = torn.clone();
     torn.extend_from_slice(b"{\"id\":\"q0");
     std::fs::write(&traces, torn).expect("traces");
 
@@ -99,6 +100,11 @@ fn a_run_that_was_killed_goes_on_to_the_same_result() {
     let whole = run_folder(&workspace.path("uninterrupted"), "din-sql.many.en.");
     assert_eq!(result_of(&folder), result_of(&whole));
     assert_eq!(read_lines(&traces).len(), 40, "no example is done twice");
+    let after = std::fs::read(&traces).expect("traces");
+    assert!(
+        after.starts_with(&whole_lines),
+        "what was written stays as it is, and the rest is added"
+    );
     assert_eq!(
         read(&folder.join("examples.jsonl")),
         read(&whole.join("examples.jsonl"))

@@ -130,7 +130,7 @@ fn show(path: &Path, as_json: bool) -> Result<(), Failure> {
             };
             vec![
                 part.model.clone().unwrap_or_else(unknown),
-                part.provider.clone().unwrap_or_else(unknown),
+                part.provider.as_deref().map_or_else(unknown, short),
                 thousands(part.completions),
                 thousands(part.bytes / 1000),
                 thousands(part.prompt_tokens),
@@ -163,6 +163,16 @@ fn show(path: &Path, as_json: bool) -> Result<(), Failure> {
         thousands(file_bytes / 1000)
     );
     Ok(())
+}
+
+/// A provider's identity with its digest, where it has one, cut to what tells it from others.
+fn short(provider: &str) -> String {
+    match provider.split_once(':') {
+        Some((kind, digest)) if digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
+            format!("{kind}:{}…", &digest[..12])
+        }
+        _ => provider.to_owned(),
+    }
 }
 
 fn date(time: &str) -> &str {

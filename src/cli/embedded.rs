@@ -101,6 +101,12 @@ impl LazyServer {
                 if error.class == ErrorClass::Connection {
                     let tail = started.server.log_tail(5);
                     CallError {
+                        // A server of ours that has ended does not come back.
+                        class: if started.server.has_ended() {
+                            ErrorClass::Unreachable
+                        } else {
+                            error.class
+                        },
                         message: format!("{}; the server's log ends:\n{tail}", error.message),
                         ..error
                     }

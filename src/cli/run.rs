@@ -118,13 +118,17 @@ pub async fn run(arguments: RunArguments, global: &Global) -> Result<Exit, Failu
     if let Some(failure) = failure {
         return Err(failure.hint("what was done is kept: the same command goes on from there"));
     }
-    if let Some(reason) = control.budget.ended() {
+    let is_whole = results.len() == ready.len()
+        && results
+            .iter()
+            .all(|result| result.summary.status == RunStatus::Complete);
+    if let Some(reason) = control.budget.ended().filter(|_| !is_whole) {
         return Err(
             Failure::message(Exit::Stopped, format!("stopped by the budget: {reason}"))
                 .hint("what was done is kept: the same command with a higher limit goes on from there"),
         );
     }
-    if control.stop.is_stopped() {
+    if control.stop.is_stopped() && !is_whole {
         eprintln!("interrupted; the same command goes on from there");
         return Ok(Exit::Interrupted);
     }

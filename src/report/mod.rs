@@ -162,6 +162,7 @@ fn name(result: &RunResult, results: &[RunResult]) -> String {
 /// What calls cost; unknown is unknown, and never 0.
 fn cost(usage: &StageSummary) -> String {
     match (usage.cost, usage.calls_without_cost) {
+        _ if usage.calls == 0 => "–".into(),
         (cost, 0) => cost.to_string(),
         (_, without) if without == usage.calls => "unknown".into(),
         (cost, without) => format!("{cost} + {without} unknown"),

@@ -388,6 +388,9 @@ impl RunFolder {
         let mut number = 0;
         while lines.read_until(b'\n', &mut line).map_err(|error| self.io(error))? > 0 {
             number += 1;
+            if line.last() == Some(&b'\n') {
+                line.pop();
+            }
             let value = serde_json::from_slice(&line)
                 .map_err(|error| self.unreadable(format!("{name}, line {number}: {error}")))?;
             visit(value);

@@ -57,11 +57,6 @@ pub struct StageSummary {
 }
 
 impl StageSummary {
-    /// What all calls cost, where that is known of every one.
-    pub fn known_cost(&self) -> Option<Usd> {
-        (self.calls_without_cost == 0).then_some(self.cost)
-    }
-
     fn add(&mut self, other: &StageSummary) {
         self.calls += other.calls;
         self.prompt_tokens += other.prompt_tokens;

@@ -11,6 +11,7 @@ use std::net::TcpListener;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use secrecy::{ExposeSecret as _, SecretString};
@@ -132,7 +133,7 @@ pub struct ManagedServer {
     engine: String,
     log_file: PathBuf,
     /// Holds the pipe that keeps the server alive: dropping it is enough to end both.
-    guard: Child,
+    guard: Mutex<Child>,
 }
 
 /// Which program serves, with its first arguments.
@@ -215,11 +216,18 @@ impl ManagedServer {
     }
 
     /// Ends the server and waits until it is gone.
-    pub async fn stop(mut self) {
-        drop(self.guard.stdin.take());
-        if tokio::time::timeout(STOP_TIMEOUT, self.guard.wait()).await.is_err() {
-            let _ = self.guard.kill().await;
+    pub async fn stop(self) {
+        let mut guard = self.guard.into_inner().unwrap_or_else(PoisonError::into_inner);
+        drop(guard.stdin.take());
+        if tokio::time::timeout(STOP_TIMEOUT, guard.wait()).await.is_err() {
+            let _ = guard.kill().await;
         }
+    }
+
+    /// Whether it has ended by itself (the system was short of memory, it crashed): it does not come back.
+    pub fn has_ended(&self) -> bool {
+        let mut guard = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
+        matches!(guard.try_wait(), Ok(Some(_)))
     }
 
     fn spawn(config: &ServerConfig, engine: &Engine) -> Result<Self, ServerError> {
@@ -255,7 +263,7 @@ impl ManagedServer {
             api_key,
             engine: engine.name.clone(),
             log_file: config.log_file.clone(),
-            guard,
+            guard: Mutex::new(guard),
         })
     }
 
@@ -269,7 +277,8 @@ impl ManagedServer {
         let deadline = Instant::now() + START_TIMEOUT;
         let mut pause = Duration::from_millis(25);
         while Instant::now() < deadline {
-            if let Some(status) = self.guard.try_wait().map_err(io_at(&self.log_file))? {
+            let guard = self.guard.get_mut().unwrap_or_else(PoisonError::into_inner);
+            if let Some(status) = guard.try_wait().map_err(io_at(&self.log_file))? {
                 return Err(self.ended(status.code()));
             }
             if self.answers(&client, model_name).await {
