@@ -139,13 +139,16 @@ impl Limiter {
     /// Waits for this call's turn and a place; `tokens` is what it will probably use. Safe to cancel.
     pub async fn acquire(&self, tokens: u64) -> Place<'_> {
         if !self.paced.load(Ordering::Relaxed) {
-            return self.place(tokens).await;
+            let place = self.place(tokens).await;
+            // While it waited for the place, the server may have asked for a pause.
+            if !self.paced.load(Ordering::Relaxed) {
+                return place;
+            }
         }
         let _first = self.gate.lock().await;
         loop {
             self.turn(tokens).await;
             let place = self.place(tokens).await;
-            // While it waited for the place, the server may have asked for a pause.
             if self.until_turn(tokens).is_zero() {
                 self.take_turn(tokens);
                 return place;
@@ -532,6 +535,31 @@ mod tests {
             });
             limiter.acquire(1).await.end(Load::Fine, None);
             assert_eq!(started.elapsed().as_secs(), 67, "a day is a minute here");
+        });
+    }
+
+    /// Also those that were waiting for a place when the pause began.
+    #[test]
+    fn a_pause_holds_everyone_back() {
+        simulated(async {
+            let limiter = limiter(caps(1));
+            let started = Instant::now();
+            let first = limiter.acquire(1).await;
+            let others: Vec<_> = (0..5)
+                .map(|_| {
+                    let limiter = limiter.clone();
+                    tokio::spawn(async move {
+                        limiter.acquire(1).await.end(Load::Fine, None);
+                        started.elapsed().as_secs()
+                    })
+                })
+                .collect();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            limiter.pause(Duration::from_secs(30));
+            first.end(Load::TooMuch, None);
+            for other in others {
+                assert_eq!(other.await.unwrap(), 31);
+            }
         });
     }
 
