@@ -1,13 +1,26 @@
-//! `dinsql run --estimate`: what runs will use and cost, as tables and as JSON.
+//! `dinsql run --estimate`: what runs will use and cost, as tables and as JSON; and the question before a dear run.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::{Value as Json, json};
 
+use super::arguments::RunArguments;
+use super::exit::{Exit, Failure};
 use super::output::{count, table, thousands};
-use super::run::Estimated;
+use super::plan::{Ready, resources};
+use super::providers::Providers;
+use super::settings::Settings;
 use crate::config::Price;
 use crate::llm::Usd;
-use crate::run::{Basis, Range, RunEstimate, StageEstimate};
+use crate::prompt::{Prompts, Tokenizer};
+use crate::run::{Basis, Range, Recorded, RunEstimate, StageEstimate, traced_ids};
+use crate::schema::SchemaCache;
 
+/// Dollars above which a run on a terminal asks first, where dinsql.yaml does not say.
+const CONFIRM_ABOVE: f64 = 1.0;
 const UNKNOWN: &str = "price unknown";
 
 /// A cost that is not known yet, for all prompt tokens at their full price.
@@ -225,6 +238,100 @@ fn cost_json(cost: Option<CostRange>) -> Json {
         Json::Null,
         |cost| json!({ "low": cost.low, "likely": cost.likely, "high": cost.high }),
     )
+}
+
+/// A run's name, what it will use, and the price of each stage's model, where it is known.
+pub type Estimated = (String, RunEstimate, Vec<Option<Price>>);
+
+/// What each run will use. Examples that have a trace already are left out.
+pub fn estimate_all(
+    ready: &[Ready],
+    settings: &Settings,
+    prompts: &Arc<Prompts>,
+    providers: &Providers,
+    arguments: &RunArguments,
+) -> Result<Vec<Estimated>, Failure> {
+    let schemas = Arc::new(SchemaCache::default());
+    let folders = run_folders(&settings.runs);
+    let mut records: BTreeMap<&str, Recorded> = BTreeMap::new();
+    let mut estimates = Vec::new();
+    for run in ready {
+        let pipeline = &run.planned.pipeline;
+        let recorded = records
+            .entry(&pipeline.name)
+            .or_insert_with(|| Recorded::read(&folders, pipeline));
+        let done = if arguments.retry_errors {
+            BTreeSet::new()
+        } else {
+            traced_ids(&run.path, &run.record.identity)
+        };
+        let examples: Vec<_> = run
+            .planned
+            .examples()
+            .iter()
+            .filter(|example| !done.contains(&example.id))
+            .cloned()
+            .map(Arc::new)
+            .collect();
+        let resources = resources(run, prompts, &schemas, providers);
+        let tokenizer = Tokenizer::for_model(&run.record.model);
+        let estimate = crate::run::estimate(&resources, &examples, recorded, &tokenizer)
+            .map_err(|error| Failure::new(Exit::Failed, error))?;
+        let mut prices = Vec::new();
+        for stage in &pipeline.stages {
+            let spec = stage.model.over(&pipeline.model);
+            let route = providers.router.route(&spec).map_err(Failure::usage)?;
+            prices.push(providers.price(&spec, &route.model_name));
+        }
+        estimates.push((run.label.clone(), estimate, prices));
+    }
+    Ok(estimates)
+}
+
+fn run_folders(runs: &Path) -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(runs)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.join("run.json").is_file())
+        .collect();
+    folders.sort();
+    folders
+}
+
+/// Asks on a terminal before much money is spent.
+pub fn confirm(
+    ready: &[Ready],
+    arguments: &RunArguments,
+    settings: &Settings,
+    prompts: &Arc<Prompts>,
+    providers: &Providers,
+) -> Result<(), Failure> {
+    let on_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
+    if arguments.yes || arguments.json || providers.embedded || !on_terminal {
+        return Ok(());
+    }
+    let estimates = estimate_all(ready, settings, prompts, providers, arguments)?;
+    let Some(likely) = likely_cost(&estimates) else {
+        return Ok(());
+    };
+    let threshold = settings.project.confirm_above.unwrap_or(CONFIRM_ABOVE);
+    if likely.dollars() <= threshold {
+        return Ok(());
+    }
+    eprint!("this will cost about {likely} (--estimate tells more); go on? [y/N] ");
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    if matches!(
+        answer.trim().to_lowercase().as_str(),
+        "y" | "yes" | "j" | "ja" | "e" | "evet"
+    ) {
+        return Ok(());
+    }
+    Err(Failure::message(Exit::Interrupted, "nothing was started").hint(
+        "--yes starts without asking; --max-cost sets a limit; `confirm_above` in dinsql.yaml sets the threshold",
+    ))
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ mod model;
 #[cfg(feature = "otel")]
 mod otel;
 mod output;
+mod plan;
 mod progress;
 mod prompt;
 mod providers;

@@ -1,7 +1,5 @@
 //! `dinsql run`: pipelines over a dataset in one or more languages, scored and compared.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,38 +12,25 @@ use super::arguments::{BudgetArguments, CacheChoice, Cli, Command, Global, RunAr
 use super::estimate;
 use super::exit::{Exit, Failure};
 use super::output::count;
+use super::plan::{self, Ready, resources};
 use super::progress::{Progress, duration};
 use super::providers::{Control, Providers};
-use super::record::{Planned, folder_name, record};
 use super::settings::{Settings, executor};
-use crate::config::{Pipeline, Price};
-use crate::dataset::{self, Languages};
-use crate::engine::open_trusted;
+use crate::config::Pipeline;
 use crate::llm::budget::{Amount, Budget, SpendingCaps};
 use crate::llm::cache_store::spent_by;
 use crate::llm::{ErrorClass, StopSignal, Usd};
 use crate::metric::{Outcome, Scorer};
-use crate::pipeline::{Resources, StageError};
-use crate::prompt::{Prompts, lint};
+use crate::pipeline::StageError;
+use crate::prompt::Prompts;
 use crate::report::{RunResult, comparison, difficulty_table, outcome_lines, repeats, repeats_table, stage_table};
 use crate::run::{
-    Errors, Order, Recorded, RunEnd, RunEstimate, RunFolder, RunRecord, RunStatus, Summary, Work, execute, finish,
-    folder_id, spent_in,
+    Errors, Order, RunEnd, RunFolder, RunRecord, RunStatus, Summary, Work, execute, finish, folder_id, spent_in,
 };
 use crate::schema::SchemaCache;
 
 /// Examples that go through the stages together at the embedded model.
 const LOCAL_GROUP: usize = 16;
-/// Dollars above which a run on a terminal asks first, where dinsql.yaml does not say.
-const CONFIRM_ABOVE: f64 = 1.0;
-
-/// A planned run with its folder.
-struct Ready {
-    planned: Planned,
-    record: RunRecord,
-    path: PathBuf,
-    label: String,
-}
 
 /// Runs, scores, compares.
 pub async fn run(arguments: RunArguments, global: &Global) -> Result<Exit, Failure> {
@@ -63,22 +48,22 @@ pub async fn run(arguments: RunArguments, global: &Global) -> Result<Exit, Failu
         .iter()
         .map(|name| settings.pipeline(name, &arguments.set))
         .collect::<Result<_, _>>()?;
-    refuse_equal_names(&pipelines)?;
-    let plan = plan(&arguments, &settings, &data, &pipelines)?;
-    check_templates(&plan, &prompts)?;
-    check_databases(&plan)?;
+    plan::refuse_equal_names(&pipelines)?;
+    let planned = plan::plan(&arguments, &settings, &data, &pipelines)?;
+    plan::check_templates(&planned, &prompts)?;
+    plan::check_databases(&planned)?;
     let control = Control {
         budget: Arc::new(Budget::new(caps(&arguments.budget)?)),
         ..Control::default()
     };
     let providers = Providers::set_up(&arguments.model, &settings, &pipelines, &control)?;
-    check_models(&providers, &pipelines)?;
-    let ready = make_ready(plan, &settings, &prompts, &providers, only)?;
+    plan::check_models(&providers, &pipelines)?;
+    let ready = plan::make_ready(planned, &settings, &prompts, &providers, only)?;
     if arguments.budget.max_cost.is_some() {
-        refuse_unknown_prices(&ready, &providers)?;
+        plan::refuse_unknown_prices(&ready, &providers)?;
     }
     if arguments.estimate {
-        let estimates = estimate_all(&ready, &settings, &prompts, &providers, &arguments)?;
+        let estimates = estimate::estimate_all(&ready, &settings, &prompts, &providers, &arguments)?;
         if arguments.json {
             say!("{}", estimate::json(&estimates));
         } else {
@@ -87,7 +72,7 @@ pub async fn run(arguments: RunArguments, global: &Global) -> Result<Exit, Failu
         providers.shut_down().await;
         return Ok(Exit::Fine);
     }
-    confirm(&ready, &arguments, &settings, &prompts, &providers)?;
+    estimate::confirm(&ready, &arguments, &settings, &prompts, &providers)?;
     if !control.budget.caps().is_none() {
         for run in &ready {
             let identity = &run.record.identity;
@@ -193,174 +178,6 @@ fn caps(arguments: &BudgetArguments) -> Result<SpendingCaps, Failure> {
     })
 }
 
-/// A cap on a cost that nobody can tell would be no cap.
-fn refuse_unknown_prices(ready: &[Ready], providers: &Providers) -> Result<(), Failure> {
-    for run in ready {
-        for stage in &run.planned.pipeline.stages {
-            let spec = stage.model.over(&run.planned.pipeline.model);
-            let route = providers.router.route(&spec).map_err(Failure::usage)?;
-            if providers.price(&spec, &route.model_name).is_none() {
-                return Err(Failure::message(
-                    Exit::Usage,
-                    format!("--max-cost: the price of `{}` is not known", route.model_name),
-                )
-                .hint("add it to dinsql.yaml (`prices` of the provider, or a price file), or use --max-tokens or --max-calls"));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Every planned run with its record; where a folder is resumed, only the run that it holds.
-fn make_ready(
-    plan: Vec<Planned>,
-    settings: &Settings,
-    prompts: &Prompts,
-    providers: &Providers,
-    only: Option<(String, PathBuf)>,
-) -> Result<Vec<Ready>, Failure> {
-    let count = plan.len();
-    let mut ready = Vec::new();
-    for (index, planned) in plan.into_iter().enumerate() {
-        let record = record(&planned, providers, prompts)?;
-        let path = match &only {
-            Some((identity, _)) if *identity != record.identity => continue,
-            Some((_, folder)) => folder.clone(),
-            None => settings.runs.join(folder_name(&record)),
-        };
-        let mut label = format!("{} {}", planned.pipeline.name, planned.language);
-        if planned.repeat > 0 {
-            label = format!("{label} #{}", planned.repeat + 1);
-        }
-        if let Some(shard) = planned.shard {
-            label = format!("{label} part {}/{}", shard.index, shard.of);
-        }
-        if count > 1 && only.is_none() {
-            label = format!("[{}/{count}] {label}", index + 1);
-        }
-        ready.push(Ready {
-            planned,
-            record,
-            path,
-            label,
-        });
-    }
-    if ready.is_empty() {
-        let message =
-            "the run's pipeline, templates, data, selection or model are not what they were when it was started";
-        return Err(Failure::message(Exit::Usage, format!("cannot resume: {message}"))
-            .hint("run.json in the folder tells what they were; `dinsql run` makes a new run of what they are now"));
-    }
-    Ok(ready)
-}
-
-fn resources(run: &Ready, prompts: &Arc<Prompts>, schemas: &Arc<SchemaCache>, providers: &Providers) -> Resources {
-    Resources {
-        pipeline: run.planned.pipeline.clone(),
-        prompts: Arc::clone(prompts),
-        schemas: Arc::clone(schemas),
-        router: Arc::clone(&providers.router),
-        dialect: run.planned.dataset.dialect,
-        databases: run.planned.dataset.databases.clone(),
-        repeat: run.planned.repeat,
-        run: run.record.id.clone(),
-    }
-}
-
-/// A run's name, what it will use, and the price of its model where all its stages have one and the same.
-pub type Estimated = (String, RunEstimate, Vec<Option<Price>>);
-
-/// What each run will use. Examples that have a trace already are left out.
-fn estimate_all(
-    ready: &[Ready],
-    settings: &Settings,
-    prompts: &Arc<Prompts>,
-    providers: &Providers,
-    arguments: &RunArguments,
-) -> Result<Vec<Estimated>, Failure> {
-    let schemas = Arc::new(SchemaCache::default());
-    let folders = run_folders(&settings.runs);
-    let mut records: BTreeMap<&str, Recorded> = BTreeMap::new();
-    let mut estimates = Vec::new();
-    for run in ready {
-        let pipeline = &run.planned.pipeline;
-        let recorded = records
-            .entry(&pipeline.name)
-            .or_insert_with(|| Recorded::read(&folders, pipeline));
-        let done = if arguments.retry_errors {
-            BTreeSet::new()
-        } else {
-            crate::run::traced_ids(&run.path, &run.record.identity)
-        };
-        let examples: Vec<_> = run
-            .planned
-            .examples()
-            .iter()
-            .filter(|example| !done.contains(&example.id))
-            .cloned()
-            .map(Arc::new)
-            .collect();
-        let resources = resources(run, prompts, &schemas, providers);
-        let tokenizer = crate::prompt::Tokenizer::for_model(&run.record.model);
-        let estimate = crate::run::estimate(&resources, &examples, recorded, &tokenizer)
-            .map_err(|error| Failure::new(Exit::Failed, error))?;
-        let mut prices = Vec::new();
-        for stage in &pipeline.stages {
-            let spec = stage.model.over(&pipeline.model);
-            let route = providers.router.route(&spec).map_err(Failure::usage)?;
-            prices.push(providers.price(&spec, &route.model_name));
-        }
-        estimates.push((run.label.clone(), estimate, prices));
-    }
-    Ok(estimates)
-}
-
-fn run_folders(runs: &Path) -> Vec<PathBuf> {
-    let mut folders: Vec<PathBuf> = std::fs::read_dir(runs)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.join("run.json").is_file())
-        .collect();
-    folders.sort();
-    folders
-}
-
-/// Asks on a terminal before much money is spent.
-fn confirm(
-    ready: &[Ready],
-    arguments: &RunArguments,
-    settings: &Settings,
-    prompts: &Arc<Prompts>,
-    providers: &Providers,
-) -> Result<(), Failure> {
-    let on_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
-    if arguments.yes || arguments.json || providers.embedded || !on_terminal {
-        return Ok(());
-    }
-    let estimates = estimate_all(ready, settings, prompts, providers, arguments)?;
-    let Some(likely) = estimate::likely_cost(&estimates) else {
-        return Ok(());
-    };
-    let threshold = settings.project.confirm_above.unwrap_or(CONFIRM_ABOVE);
-    if likely.dollars() <= threshold {
-        return Ok(());
-    }
-    eprint!("this will cost about {likely} (--estimate tells more); go on? [y/N] ");
-    let mut answer = String::new();
-    std::io::stdin().read_line(&mut answer)?;
-    if matches!(
-        answer.trim().to_lowercase().as_str(),
-        "y" | "yes" | "j" | "ja" | "e" | "evet"
-    ) {
-        return Ok(());
-    }
-    Err(Failure::message(Exit::Interrupted, "nothing was started").hint(
-        "--yes starts without asking; --max-cost sets a limit; `confirm_above` in dinsql.yaml sets the threshold",
-    ))
-}
-
 /// Ends the budget when its time is up.
 fn watch_time(limit: Duration, control: &Control) {
     let control = control.clone();
@@ -371,139 +188,6 @@ fn watch_time(limit: Duration, control: &Control) {
             .end(&format!("the {} are over", duration(limit.as_secs_f64())));
         control.stop.stop();
     });
-}
-
-fn refuse_equal_names(pipelines: &[Pipeline]) -> Result<(), Failure> {
-    let mut names = BTreeSet::new();
-    for pipeline in pipelines {
-        if !names.insert(&pipeline.name) {
-            return Err(Failure::message(
-                Exit::Usage,
-                format!("two of the pipelines are named `{}`", pipeline.name),
-            )
-            .hint("results are told apart by name: change one file's `name`"));
-        }
-    }
-    Ok(())
-}
-
-/// Every pipeline in every language, a language after the other.
-fn plan(
-    arguments: &RunArguments,
-    settings: &Settings,
-    data: &str,
-    pipelines: &[Pipeline],
-) -> Result<Vec<Planned>, Failure> {
-    let source = settings.source(data)?;
-    let split = arguments.selection.split.as_deref();
-    let languages: Vec<Option<String>> = if arguments.lang.is_empty() {
-        match dataset::languages_available(&source, split)? {
-            Languages::Declared(codes) | Languages::PerRecord(codes) => codes.into_iter().map(Some).collect(),
-            Languages::Undeclared => vec![None],
-        }
-    } else {
-        let mut codes: Vec<String> = Vec::new();
-        arguments.lang.iter().filter(|code| !code.is_empty()).for_each(|code| {
-            if !codes.contains(code) {
-                codes.push(code.clone());
-            }
-        });
-        codes.into_iter().map(Some).collect()
-    };
-    let mut plan = Vec::new();
-    for language in languages {
-        let mut dataset = settings.load(&source, language.as_deref(), split)?;
-        Settings::select(&mut dataset, &arguments.selection)?;
-        let without: Vec<&str> = dataset
-            .examples
-            .iter()
-            .filter(|example| example.gold.is_empty())
-            .map(|example| example.id.as_str())
-            .collect();
-        if !without.is_empty() && !arguments.allow_missing_gold {
-            let shown = without.iter().take(5).copied().collect::<Vec<_>>().join(", ");
-            let message = format!(
-                "{} of {} examples have no gold SQL and cannot be scored (ids {shown}{})",
-                without.len(),
-                dataset.examples.len(),
-                if without.len() > 5 { ", …" } else { "" }
-            );
-            return Err(Failure::message(Exit::Usage, message)
-                .hint("leave them out with --ids or --where, or take them along with --allow-missing-gold"));
-        }
-        let language = language
-            .or_else(|| dataset.examples.first().map(|example| example.language.clone()))
-            .unwrap_or_else(|| "en".into());
-        let dataset = Arc::new(dataset);
-        for pipeline in pipelines {
-            for repeat in 0..arguments.repeat {
-                plan.push(Planned {
-                    pipeline: pipeline.clone(),
-                    language: language.clone(),
-                    dataset: Arc::clone(&dataset),
-                    data: source.name().to_owned(),
-                    repeat,
-                    shard: arguments.shard,
-                });
-            }
-        }
-    }
-    Ok(plan)
-}
-
-/// Finds what a template lacks before the first call is paid for.
-fn check_templates(plan: &[Planned], prompts: &Prompts) -> Result<(), Failure> {
-    let mut problems = Vec::new();
-    for planned in plan {
-        let report = lint(&planned.pipeline, prompts, std::slice::from_ref(&planned.language));
-        problems.extend(report.problems.into_iter().map(|problem| {
-            format!(
-                "pipeline `{}`, stage `{}`, template `{}/{}`: {}",
-                planned.pipeline.name, problem.stage, problem.language, problem.template, problem.message
-            )
-        }));
-    }
-    if problems.is_empty() {
-        return Ok(());
-    }
-    Err(Failure::message(Exit::Usage, problems.join("\nerror: "))
-        .hint("`dinsql prompt lint` checks all languages at once"))
-}
-
-/// Finds a database that is not there before the first call is paid for.
-fn check_databases(plan: &[Planned]) -> Result<(), Failure> {
-    let mut problems = Vec::new();
-    let mut seen = BTreeSet::new();
-    for planned in plan {
-        for example in &planned.dataset.examples {
-            let Some(database) = planned.dataset.databases.get(&example.database) else {
-                continue;
-            };
-            if seen.insert(database.path.clone())
-                && let Err(error) = open_trusted(&database.path)
-            {
-                problems.push(format!("{} (first needed by example `{}`)", error.message, example.id));
-            }
-        }
-    }
-    if problems.is_empty() {
-        return Ok(());
-    }
-    Err(Failure::message(Exit::Usage, problems.join("\nerror: "))
-        .hint("`dinsql dataset check DATA` looks at all of a dataset"))
-}
-
-/// Finds a stage without a model, or with an unknown provider, before the first call.
-fn check_models(providers: &Providers, pipelines: &[Pipeline]) -> Result<(), Failure> {
-    for pipeline in pipelines {
-        for stage in &pipeline.stages {
-            providers
-                .router
-                .route(&stage.model.over(&pipeline.model))
-                .map_err(Failure::usage)?;
-        }
-    }
-    Ok(())
 }
 
 /// The first Ctrl+C (or SIGTERM) lets calls in flight end, the second ends everything at once.
