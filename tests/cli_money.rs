@@ -304,7 +304,7 @@ fn repeats_are_independent_runs_and_summarised_with_their_spread() {
     let ex = &json["repeats"][0]["metrics"]["ex"];
     assert_eq!(json["repeats"][0]["runs"], 3);
     assert!((ex["mean"].as_f64().unwrap() - 5.0 / 6.0).abs() < 1e-12);
-    assert!((ex["sd"].as_f64().unwrap() - 1.0 / 6.0).abs() < 1e-12);
+    assert!((ex["sd"].as_f64().unwrap() - (2.0_f64 / 3.0).sqrt() / 6.0).abs() < 1e-12);
     // Each has a folder of its own, and a second time nothing is asked.
     let again = workspace.run(&server, &arguments).expect(0);
     assert_eq!(server.count(), 18);

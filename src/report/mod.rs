@@ -245,7 +245,7 @@ pub struct Repeats {
     pub lang: String,
     /// How many runs.
     pub runs: usize,
-    /// By metric: mean and standard deviation (of a sample: divided by runs − 1) of the runs' values.
+    /// By metric: mean and standard deviation (divided by the number of runs) of the runs' values.
     pub metrics: BTreeMap<String, Spread>,
 }
 
