@@ -235,7 +235,7 @@ fn a_server_that_is_busy_for_a_moment_is_asked_again() {
 
 #[test]
 fn retry_after_is_read_and_capped() {
-    for value in ["1", "0.01", "Wed, 21 Oct 2099 07:28:00 GMT", "soon"] {
+    for value in ["1", "0.01", "600", "Wed, 21 Oct 2020 07:28:00 GMT", "soon"] {
         let server = odd_server(move |number| {
             if number == 0 {
                 Reply::Status {
@@ -251,6 +251,16 @@ fn retry_after_is_read_and_capped() {
         let started = Instant::now();
         comes_out_right(&server, &[], 2);
         assert!(started.elapsed() < Duration::from_mins(1), "Retry-After: {value}");
+    }
+}
+
+/// A wait that no run should sit out is a quota that is used up, whatever the body calls it.
+#[test]
+fn a_server_that_asks_for_a_day_stops_the_run() {
+    for value in ["86400", "Wed, 21 Oct 2099 07:28:00 GMT"] {
+        let (_, said) =
+            stops_the_run(Reply::plain(429, "text/plain", "Too many requests").with_header("retry-after", value));
+        assert!(said.contains("Too many requests"), "{said}");
     }
 }
 

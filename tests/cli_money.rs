@@ -515,3 +515,29 @@ fn parts_on_several_machines_make_the_run_of_one() {
         .expect(0);
     assert_eq!(server.count(), 100);
 }
+
+/// A reasoning model that spends all of its tokens on thinking is billed for it: the cap holds, and the sum shows it.
+#[test]
+fn answers_that_cannot_be_used_count_too() {
+    let workspace = Workspace::new();
+    workspace.many(30);
+    let server = Server::start(|_, _| Reply::Completion {
+        text: None,
+        finish_reason: Some("length".into()),
+        usage: Some(json!({ "prompt_tokens": 100, "completion_tokens": 300 })),
+        model: Some("tester".into()),
+    });
+    priced(&workspace, &server);
+    let arguments = ["zero-shot", "--data", "many", "--concurrency", "2", "--max-calls", "10"];
+    let ran = run(&workspace, &arguments).expect(4);
+    assert_eq!(server.count(), 10);
+    let effort = &ran.json()["runs"][0]["effort"];
+    // 10 × (100 × 10 + 300 × 50) millionths
+    assert_eq!(
+        (&effort["tokens"], effort["spent"].as_f64()),
+        (&json!(4000), Some(0.16))
+    );
+    // Also when the run goes on.
+    run(&workspace, &arguments).expect(4);
+    assert_eq!(server.count(), 10);
+}

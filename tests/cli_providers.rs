@@ -248,3 +248,39 @@ fn model_test_tells_what_a_server_can_do() {
         "{shown}"
     );
 }
+
+/// A case of a switch may have a model of its own: it is set up, priced and looked at like any other.
+#[test]
+fn models_of_cases_are_models_too() {
+    let workspace = Workspace::new();
+    let server = Server::start(oracle(&tiny("en")));
+    let pipeline = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/pipelines/din-sql.yaml"))
+        .expect("the shipped pipeline")
+        .replace(
+            "{ prompt: din-sql/nested }",
+            "{ prompt: din-sql/nested, model: { provider: other, name: large } }",
+        );
+    assert!(pipeline.contains("provider: other"), "{pipeline}");
+    workspace.write("own.yaml", &pipeline);
+    project(
+        &workspace,
+        &server,
+        "    model: tester\n    prices:\n      tester: { input: 1, output: 1 }\n",
+    );
+    // Found before the first call.
+    let ran = run(&workspace, &["./own.yaml"]);
+    assert_eq!((ran.code, server.count()), (Some(2), 0), "{}", ran.err);
+    project(
+        &workspace,
+        &server,
+        &format!(
+            "    model: tester\n    prices:\n      tester: {{ input: 1, output: 1 }}\n  other:\n    base_url: {}\n",
+            server.url
+        ),
+    );
+    let ran = run(&workspace, &["./own.yaml", "--max-cost", "1"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    assert!(ran.err.contains("the price of `large` is not known"), "{}", ran.err);
+    run(&workspace, &["./own.yaml"]).expect(0);
+    assert!(server.received().iter().any(|request| request.body["model"] == "large"));
+}

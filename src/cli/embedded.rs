@@ -114,13 +114,10 @@ impl LazyServer {
                     error
                 }
             }),
-            Err(reason) => Err(CallError {
-                class: ErrorClass::Unreachable,
-                message: format!("the embedded model does not start: {reason}"),
-                status: None,
-                retry_after: None,
-                attempts: 0,
-            }),
+            Err(reason) => Err(CallError::new(
+                ErrorClass::Unreachable,
+                format!("the embedded model does not start: {reason}"),
+            )),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `dinsql run --estimate`: what runs will use and cost, as tables and as JSON; and the question before a dear run.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::settings::Settings;
 use crate::config::Price;
 use crate::llm::Usd;
 use crate::prompt::{Prompts, Tokenizer};
-use crate::run::{Basis, Range, Recorded, RunEstimate, StageEstimate, traced_ids};
+use crate::run::{Basis, Errors, Range, Recorded, RunEstimate, StageEstimate, traced_ids};
 use crate::schema::SchemaCache;
 
 /// Dollars above which a run on a terminal asks first, where dinsql.yaml does not say.
@@ -260,11 +260,12 @@ pub fn estimate_all(
         let recorded = records
             .entry(&pipeline.name)
             .or_insert_with(|| Recorded::read(&folders, pipeline));
-        let done = if arguments.retry_errors {
-            BTreeSet::new()
+        let errors = if arguments.retry_errors {
+            Errors::Retry
         } else {
-            traced_ids(&run.path, &run.record.identity)
+            Errors::Keep
         };
+        let done = traced_ids(&run.path, &run.record.identity, errors);
         let examples: Vec<_> = run
             .planned
             .examples()

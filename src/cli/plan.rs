@@ -206,11 +206,8 @@ pub fn check_databases(plan: &[Planned]) -> Result<(), Failure> {
 /// Finds a stage without a model, or with an unknown provider, before the first call.
 pub fn check_models(providers: &Providers, pipelines: &[Pipeline]) -> Result<(), Failure> {
     for pipeline in pipelines {
-        for stage in &pipeline.stages {
-            providers
-                .router
-                .route(&stage.model.over(&pipeline.model))
-                .map_err(Failure::usage)?;
+        for model in pipeline.models() {
+            providers.router.route(&model).map_err(Failure::usage)?;
         }
     }
     Ok(())
@@ -219,8 +216,7 @@ pub fn check_models(providers: &Providers, pipelines: &[Pipeline]) -> Result<(),
 /// A cap on a cost that nobody can tell would be no cap.
 pub fn refuse_unknown_prices(ready: &[Ready], providers: &Providers) -> Result<(), Failure> {
     for run in ready {
-        for stage in &run.planned.pipeline.stages {
-            let spec = stage.model.over(&run.planned.pipeline.model);
+        for spec in run.planned.pipeline.models() {
             let route = providers.router.route(&spec).map_err(Failure::usage)?;
             if providers.price(&spec, &route.model_name).is_none() {
                 return Err(Failure::message(

@@ -61,12 +61,8 @@ impl Providers {
         let default = default_provider(arguments, settings)?;
         let mut names = vec![default.clone()];
         for pipeline in pipelines {
-            let specs = std::iter::once(&pipeline.model).chain(pipeline.stages.iter().map(|stage| &stage.model));
-            names.extend(
-                specs
-                    .filter_map(|spec| spec.provider.clone())
-                    .filter(|name| name != "default"),
-            );
+            let models = pipeline.models().into_iter().chain([pipeline.model.clone()]);
+            names.extend(models.filter_map(|spec| spec.provider).filter(|name| name != "default"));
         }
         names.sort();
         names.dedup();

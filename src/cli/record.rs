@@ -99,8 +99,7 @@ pub fn record(planned: &Planned, providers: &Providers, prompts: &Prompts) -> Re
     let databases = databases(dataset)?;
     let mut models = Vec::new();
     let mut prices = BTreeMap::new();
-    for stage in &planned.pipeline.stages {
-        let spec = stage.model.over(&planned.pipeline.model);
+    for spec in planned.pipeline.models() {
         let route = providers.router.route(&spec).map_err(Failure::usage)?;
         if let Some(price) = providers.price(&spec, &route.model_name) {
             prices.insert(route.model_name.clone(), price);

@@ -84,7 +84,8 @@ pub async fn run(arguments: RunArguments, global: &Global) -> Result<Exit, Failu
                 }
                 _ => Amount::default(),
             };
-            control.budget.add(in_traces.max(stored));
+            control.budget.add(in_traces.answered.max(stored));
+            control.budget.add(in_traces.wasted);
         }
     }
     watch_signals(control.stop.clone());

@@ -253,6 +253,24 @@ impl Pipeline {
         self.stages.iter().find(|stage| stage.name == name)
     }
 
+    /// The model of every call the pipeline may make: of each stage, and of each case that says otherwise.
+    pub fn models(&self) -> Vec<ModelSpec> {
+        let mut models = Vec::new();
+        for stage in &self.stages {
+            let own = stage.model.over(&self.model);
+            if let StageKind::Switch { cases, .. } = &stage.kind {
+                models.extend(
+                    cases
+                        .values()
+                        .filter(|case| case.model != ModelSpec::default())
+                        .map(|case| case.model.over(&own)),
+                );
+            }
+            models.push(own);
+        }
+        models
+    }
+
     /// Every template the pipeline may render, with the stage that does, in order.
     pub fn templates(&self) -> Vec<(&str, &str)> {
         let mut found = Vec::new();

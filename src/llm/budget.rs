@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures::future::BoxFuture;
 use tokio::sync::Notify;
 
-use super::usage::{Forecast, Rates, Usd};
+use super::usage::{Forecast, Rates, Usage, Usd};
 use super::{CallError, Completion, ErrorClass, Model, Request, StopSignal};
 
 /// What calls used together. Money that nobody knows counts as none, so a cap on cost needs known prices.
@@ -31,7 +31,7 @@ impl Amount {
     pub fn of(completion: &Completion) -> Self {
         Amount {
             calls: 1,
-            tokens: completion.usage.total().unwrap_or(0),
+            tokens: completion.usage.total().unwrap_or(0) + completion.wasted.total().unwrap_or(0),
             cost: completion.cost.unwrap_or_default(),
         }
     }
@@ -227,7 +227,7 @@ impl MeteredModel {
             if let Some(reason) = self.budget.ended() {
                 return Err(CallError::new(ErrorClass::Budget, reason));
             }
-            return Ok(priced(self.inner.complete(request).await?, rates));
+            return priced(self.inner.complete(request).await, rates);
         }
         let expected = self.forecast.expect(request);
         let call = Amount {
@@ -241,24 +241,40 @@ impl MeteredModel {
             }
             () = self.stop.stopped() => return Err(CallError::interrupted(0)),
         };
-        let completion = priced(self.inner.complete(request).await?, rates);
-        // What the server does not tell counts as expected.
-        reservation.settle(Amount {
-            calls: 1,
-            tokens: completion.usage.total().unwrap_or(call.tokens),
-            cost: completion.cost.unwrap_or(call.cost),
-        });
-        Ok(completion)
+        let answer = priced(self.inner.complete(request).await, rates);
+        match &answer {
+            // What the server does not tell counts as expected.
+            Ok(completion) => reservation.settle(Amount {
+                calls: 1,
+                tokens: completion.usage.total().unwrap_or(call.tokens) + completion.wasted.total().unwrap_or(0),
+                cost: completion.cost.unwrap_or(call.cost),
+            }),
+            // Answered and billed, though of no use.
+            Err(error) if !error.usage.is_unknown() => reservation.settle(Amount {
+                calls: 1,
+                tokens: error.usage.total().unwrap_or(0),
+                cost: error.cost.unwrap_or_default(),
+            }),
+            Err(_) => {}
+        }
+        answer
     }
 }
 
-/// The server's word on the cost beats our prices.
-fn priced(completion: Completion, rates: Option<Rates>) -> Completion {
-    let cost = completion
-        .usage
-        .cost
-        .or_else(|| rates.and_then(|rates| rates.cost(&completion.usage)));
-    Completion { cost, ..completion }
+/// Adds the cost; the server's word on it beats our prices.
+fn priced(answer: Result<Completion, CallError>, rates: Option<Rates>) -> Result<Completion, CallError> {
+    let of = |usage: &Usage| usage.cost.or_else(|| rates.and_then(|rates| rates.cost(usage)));
+    match answer {
+        Ok(completion) => {
+            let wasted = of(&completion.wasted).unwrap_or_default();
+            let cost = of(&completion.usage).map(|cost| cost + wasted);
+            Ok(Completion { cost, ..completion })
+        }
+        Err(error) => {
+            let cost = of(&error.usage);
+            Err(CallError { cost, ..error })
+        }
+    }
 }
 
 impl Model for MeteredModel {
@@ -272,7 +288,6 @@ mod tests {
     use std::time::Duration;
 
     use super::super::tests::{completion, request};
-    use super::super::usage::Usage;
     use super::*;
 
     /// Every answer uses 100 tokens.
@@ -371,7 +386,56 @@ mod tests {
             },
             ..completion("x")
         };
-        assert_eq!(priced(told, Some(ONE_DOLLAR_A_TOKEN)).cost, Usd::from_dollars(0.5));
+        let cost = |answer: Result<Completion, CallError>| answer.unwrap().cost;
+        assert_eq!(
+            cost(priced(Ok(told.clone()), Some(ONE_DOLLAR_A_TOKEN))),
+            Usd::from_dollars(0.5)
+        );
+        let second = Completion {
+            wasted: told.usage,
+            ..told
+        };
+        assert_eq!(
+            cost(priced(Ok(second), Some(ONE_DOLLAR_A_TOKEN))),
+            Usd::from_dollars(1.0)
+        );
+    }
+
+    /// An answer without text is billed like any other.
+    #[tokio::test(start_paused = true)]
+    async fn what_cannot_be_used_is_counted_all_the_same() {
+        struct Silent;
+        impl Model for Silent {
+            fn complete<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Completion, CallError>> {
+                Box::pin(async {
+                    let usage = Usage {
+                        prompt: Some(90),
+                        completion: Some(10),
+                        ..Usage::default()
+                    };
+                    Err(CallError {
+                        usage,
+                        ..CallError::new(ErrorClass::BadRequest, "no text".into())
+                    })
+                })
+            }
+        }
+        let caps = SpendingCaps {
+            calls: Some(3),
+            ..SpendingCaps::default()
+        };
+        let (mut model, budget) = metered(caps, Some(ONE_DOLLAR_A_TOKEN));
+        model.inner = Arc::new(Silent);
+        let request = request();
+        for _ in 0..3 {
+            let error = model.complete(&request).await.unwrap_err();
+            assert_eq!(
+                (error.class, error.cost),
+                (ErrorClass::BadRequest, Usd::from_dollars(100.0))
+            );
+        }
+        assert_eq!(model.complete(&request).await.unwrap_err().class, ErrorClass::Budget);
+        assert_eq!(budget.spent().tokens, 300);
     }
 
     #[tokio::test(start_paused = true)]

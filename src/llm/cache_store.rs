@@ -131,7 +131,7 @@ pub fn prune(path: &Path, what: &Prune) -> Result<Pruned, CacheError> {
     let connection = open_to_write(path)?;
     let work = || -> rusqlite::Result<u64> {
         let condition = "(?1 IS NULL OR stored_at < ?1) AND (?2 IS NULL OR model = ?2) \
-                         AND (?3 IS NULL OR provider = ?3 OR provider LIKE ?3 || ' %')";
+                         AND (?3 IS NULL OR provider = ?3 OR substr(provider, 1, length(?3) + 1) = ?3 || ' ')";
         let values = (&what.before, &what.model, &what.provider);
         if what.dry_run {
             return connection.query_row(

@@ -46,7 +46,9 @@ impl CachedModel {
                     .ok()
                     .and_then(|answer| answer.clone());
                 match shared {
-                    Some(Ok(completion)) => return Ok(as_hit(completion)),
+                    Some(Ok(completion)) if completion.is_whole() => return Ok(as_hit(completion)),
+                    // A cut answer is no answer for others.
+                    Some(Ok(_)) => return self.look_and_ask(key, request).await,
                     Some(Err(error)) => return Err(CallError { attempts: 0, ..error }),
                     // The first was dropped before it had an answer: somebody else asks.
                     None => continue,
@@ -66,7 +68,15 @@ impl CachedModel {
             if !request.origin.is_empty() && hit.origin.as_ref() == Some(&request.origin) {
                 return Ok(hit.completion);
             }
-            if self.mode != CacheMode::Refresh {
+            // Where everything is to be asked anew, what this run has asked already is new.
+            let of_this_run = || {
+                let run = request.origin.split_inclusive('/').next();
+                hit.origin
+                    .as_deref()
+                    .zip(run)
+                    .is_some_and(|(origin, run)| origin.starts_with(run))
+            };
+            if self.mode != CacheMode::Refresh || of_this_run() {
                 return Ok(as_hit(hit.completion));
             }
         }

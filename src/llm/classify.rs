@@ -6,7 +6,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::error_body::{LONG_WAIT, PAGE, PARAMETERS, Signs, one_line};
+use super::error_body::{LONG_WAIT, LONGEST_WAIT, PAGE, PARAMETERS, Signs, one_line};
 
 /// Why a call failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -338,15 +338,8 @@ const TABLE: &[Row] = &[
         ErrorClass::Unauthorized,
     ),
     row(&[401..=401, 407..=407], "everyone", &[], &[], ErrorClass::Unauthorized),
-    row(
-        &[403..=403], "everyone; proxies and firewalls answer with a page",
-        &[PAGE],
-        &[
-            "key", "token", "permi", "forbidden", "denied", "access", "authori", "authenti", "credential", "allowed",
-            "account", "subscription", "country", "region", "location", "disabled", "blocked",
-        ],
-        ErrorClass::Unauthorized,
-    ),
+    // Whatever it says: nothing that is forbidden once will be allowed next. (Where other calls are, see `retry`.)
+    row(&[403..=403], "everyone; proxies and firewalls answer with a page", &[], &[], ErrorClass::Unauthorized),
     // 7. Parameters. A schema at fault is the experiment's, and leaving it out would hide that.
     row(
         &[400..=400, 422..=422], "OpenAI",
@@ -424,8 +417,13 @@ impl Row {
 }
 
 /// The class of an answer that is no completion, from its status and body.
-pub fn classify(status: u16, body: &str) -> Classified {
-    let signs = Signs::read(body);
+///
+/// `asked` is the wait that the answer's headers ask for.
+pub fn classify(status: u16, body: &str, asked: Option<Duration>) -> Classified {
+    let mut signs = Signs::read(body);
+    if asked.is_some_and(|wait| wait > LONGEST_WAIT) {
+        signs.codes.insert(LONG_WAIT.to_owned());
+    }
     // Gateways wrap a refusal into a 200; its own status stands inside.
     let status = signs.status.filter(|_| status < 300).unwrap_or(status);
     let class = TABLE

@@ -447,7 +447,7 @@ fn servers_in_their_own_words() {
         (418, "", BadRequest, None, None),
     ];
     for (status, body, class, wait, parameter) in rows {
-        let found = classify(*status, body);
+        let found = classify(*status, body, None);
         assert_eq!(
             (found.class, found.wait, found.parameter.as_deref()),
             (*class, *wait, *parameter),
@@ -468,7 +468,7 @@ fn words_on_one_line() {
             "503 Service Unavailable",
         ),
     ] {
-        assert_eq!(classify(500, body).words, words);
+        assert_eq!(classify(500, body, None).words, words);
     }
 }
 
@@ -550,7 +550,7 @@ fn limits_in_headers() {
 proptest! {
     #[test]
     fn any_body_has_a_class_and_a_line(status in 100_u16..=999, body in "\\PC{0,400}|(\\{\"error\":\\{\"message\":\"[a-zğ \\\\n]{0,500}\"\\}\\})") {
-        let found = classify(status, &body);
+        let found = classify(status, &body, None);
         prop_assert!(!found.words.contains('\n'));
         prop_assert!(found.words.chars().count() <= 301);
     }
@@ -954,7 +954,7 @@ fn servers_that_mislead() {
     let wrong: Vec<String> = rows
         .iter()
         .filter_map(|(status, body, class, wait, parameter)| {
-            let found = classify(*status, body);
+            let found = classify(*status, body, None);
             let right = (found.class, found.wait, found.parameter.as_deref()) == (*class, *wait, *parameter);
             (!right).then(|| {
                 format!(
@@ -976,9 +976,9 @@ fn servers_that_mislead() {
 #[test]
 fn words_come_from_the_server_behind_a_gateway() {
     let body = r#"{"error":{"message":"Provider returned error","metadata":{"raw":"{\"error\":{\"message\":\"too\\u001b busy\\u2028now\"}}"}}}"#;
-    assert_eq!(classify(502, body).words, "Provider returned error: too busy now");
+    assert_eq!(classify(502, body, None).words, "Provider returned error: too busy now");
     assert_eq!(
-        classify(502, "<html><style>p{}</style><title>Bad gateway</title>…</html>").words,
+        classify(502, "<html><style>p{}</style><title>Bad gateway</title>…</html>", None).words,
         "Bad gateway"
     );
 }
@@ -992,7 +992,7 @@ fn huge_bodies_are_read_in_part() {
         format!(r#"{{"error":{{"message":"{}"}}}}"#, "a ".repeat(400_000)),
         "[".repeat(120) + &"]".repeat(120),
     ] {
-        let words = classify(500, &body).words;
+        let words = classify(500, &body, None).words;
         assert!(words.chars().count() <= 301 && !words.contains('\n'));
     }
 }
@@ -1043,10 +1043,10 @@ fn odd_durations_and_headers() {
 proptest! {
     #[test]
     fn any_text_is_survived(status in any::<u16>(), body in any::<String>(), wait in "[0-9a-zA-Zµ. :-]{0,40}") {
-        let words = classify(status, &body).words;
+        let words = classify(status, &body, None).words;
         prop_assert!(words.chars().count() <= 301 && !words.chars().any(char::is_control));
         duration_words(&wait);
-        classify(status, &format!(r#"{{"error":{{"message":"try again in {wait}","param":"{wait}"}}}}"#));
+        classify(status, &format!(r#"{{"error":{{"message":"try again in {wait}","param":"{wait}"}}}}"#), None);
         rate_hint(|_| Some(wait.as_str()), jiff::Timestamp::MIN);
     }
 }

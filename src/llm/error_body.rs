@@ -13,7 +13,7 @@ pub(super) const PAGE: &str = "(page)";
 /// The code of a wait that no run should sit out.
 pub(super) const LONG_WAIT: &str = "(long wait)";
 /// From here on a wait is a spent quota; Azure and OpenAI ask for a day and more with an ordinary 429.
-const LONGEST_WAIT: Duration = Duration::from_hours(1);
+pub(super) const LONGEST_WAIT: Duration = Duration::from_hours(1);
 
 /// Parameters that we send or a server may confuse with ours, the longer of two alike first.
 pub(super) const PARAMETERS: &[&str] = &[

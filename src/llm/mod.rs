@@ -144,7 +144,10 @@ pub struct Completion {
     pub finish_reason: Option<String>,
     #[serde(default)]
     pub usage: Usage,
-    /// As the server told, else by the price list; absent where neither knows.
+    /// Of attempts before this one whose answers could not be used, and are billed all the same.
+    #[serde(default, skip_serializing_if = "Usage::is_unknown")]
+    pub wasted: Usage,
+    /// As the server told, else by the price list, with what was wasted; absent where neither knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Usd>,
     /// As the server gave them.
@@ -176,6 +179,7 @@ impl Completion {
             alternatives: Vec::new(),
             finish_reason: None,
             usage: Usage::default(),
+            wasted: Usage::default(),
             cost: None,
             logprobs: None,
             served_model: None,
@@ -236,6 +240,9 @@ pub struct CallError {
     pub retry_after: Option<Duration>,
     /// Requests sent.
     pub attempts: u32,
+    /// Of answers that could not be used, and are billed all the same.
+    pub usage: Usage,
+    pub cost: Option<Usd>,
 }
 
 impl CallError {
@@ -247,6 +254,8 @@ impl CallError {
             status: None,
             retry_after: None,
             attempts: 0,
+            usage: Usage::default(),
+            cost: None,
         }
     }
 

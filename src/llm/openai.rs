@@ -263,13 +263,15 @@ impl OpenAiModel {
                 ),
                 _ => (ErrorClass::BadAnswer, ""),
             };
-            return Err(self.error(
-                class,
-                format!(
-                    "model `{}` answered without text (finish reason: {why}){hint}",
-                    request.model
-                ),
-            ));
+            let message = format!(
+                "model `{}` answered without text (finish reason: {why}){hint}",
+                request.model
+            );
+            // It is billed all the same.
+            return Err(CallError {
+                usage: answer.usage.as_ref().map(usage).unwrap_or_default(),
+                ..self.error(class, message)
+            });
         }
         Ok(Completion {
             alternatives,
@@ -346,7 +348,7 @@ impl OpenAiModel {
             words,
             wait,
             parameter,
-        } = classify(refusal.status, &refusal.body);
+        } = classify(refusal.status, &self.redact(&refusal.body), refusal.retry_after);
         if class == ErrorClass::UnsupportedParameter {
             let parameter = parameter.as_deref().unwrap_or_default();
             // Calls in flight may all learn it at once: each of them may try again without it.
@@ -379,25 +381,30 @@ impl OpenAiModel {
             status: Some(status),
             retry_after: refusal.retry_after.or(wait),
             attempts: 1,
+            ..CallError::new(class, String::new())
         }
     }
 
     fn error(&self, class: ErrorClass, message: String) -> CallError {
         CallError {
-            class,
-            message: self.redact(&message),
-            status: None,
-            retry_after: None,
             attempts: 1,
+            ..CallError::new(class, self.redact(&message))
         }
     }
 
-    /// Servers may repeat the key in their message.
+    /// Servers may repeat the key, or a header's value, in their message.
     fn redact(&self, text: &str) -> String {
-        match &self.endpoint.key {
-            Some(key) if key.expose_secret().len() >= 4 => text.replace(key.expose_secret(), "[key]"),
+        let key = self.endpoint.key.as_ref().map(ExposeSecret::expose_secret);
+        let mut text = match key {
+            Some(key) if key.len() >= 4 => text.replace(key, "[key]"),
             _ => text.to_owned(),
+        };
+        for (name, value) in &self.endpoint.headers {
+            if value.len() >= 12 {
+                text = text.replace(value.as_str(), &format!("[{name}]"));
+            }
         }
+        text
     }
 }
 
@@ -529,7 +536,7 @@ impl tower::Service<HttpRequestFactory> for Transport {
             // An outer limit around the whole attempt is usually shorter; this one ends a connection nobody waits for.
             request
                 .timeout_mut()
-                .get_or_insert(timeout.max(Duration::from_mins(10)));
+                .get_or_insert(timeout.max(Duration::from_hours(24)));
             let mut response = http.execute(request).await.map_err(OpenAIError::Reqwest)?;
             let headers = response.headers();
             let hint = rate_hint(

@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::limits::{Caps, Limiter, Load};
-use super::usage::Forecast;
+use super::usage::{Forecast, Usage};
 use super::{Action, CallError, Completion, ErrorClass, Model, Request, StopSignal};
 
 /// Caps of the retry loop.
@@ -110,6 +110,7 @@ pub struct RetryingModel {
     stop: StopSignal,
     waiting: Waiting,
     answered: AtomicBool,
+    succeeded: AtomicBool,
     failures_in_a_row: AtomicU32,
     /// What ended the run: nothing is sent after it.
     ended: OnceLock<CallError>,
@@ -125,6 +126,7 @@ impl RetryingModel {
             stop: StopSignal::default(),
             waiting: Waiting::default(),
             answered: AtomicBool::new(false),
+            succeeded: AtomicBool::new(false),
             failures_in_a_row: AtomicU32::new(0),
             ended: OnceLock::new(),
         }
@@ -158,7 +160,7 @@ impl RetryingModel {
                 Err(error) => error,
             };
             let Some(wait) = self.next_wait(&error, &mut progress) else {
-                return Err(self.give_up(error, progress.attempts));
+                return Err(self.give_up(error, &progress));
             };
             tracing::debug!(
                 attempt = progress.attempts,
@@ -185,9 +187,23 @@ impl RetryingModel {
         progress: &mut Progress,
     ) -> Result<Result<Completion, CallError>, CallError> {
         let expected = self.forecast.expect(request);
+        let started = progress.started;
+        let deadline = self
+            .policy
+            .total_time
+            .zip(started)
+            .map(|(total, started)| started + total);
+        let too_late = async {
+            match deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
         let place = tokio::select! {
-            place = self.limiter.acquire(expected.prompt + expected.completion) => place,
+            biased;
             () = self.stop.stopped() => return Err(CallError::interrupted(progress.attempts)),
+            () = too_late => return Ok(Err(self.out_of_time())),
+            place = self.limiter.acquire(expected.prompt + expected.completion) => place,
         };
         if self.stop.is_stopped() {
             return Err(CallError::interrupted(progress.attempts));
@@ -206,10 +222,7 @@ impl RetryingModel {
                 let until = started + total;
                 match tokio::time::timeout_at(until, self.inner.complete(request)).await {
                     Ok(answer) => answer,
-                    Err(_) => Err(CallError::new(
-                        ErrorClass::Timeout,
-                        format!("no answer within {} s in all", total.as_secs_f64()),
-                    )),
+                    Err(_) => Err(self.out_of_time()),
                 }
             }
         };
@@ -219,8 +232,10 @@ impl RetryingModel {
                 self.failures_in_a_row.store(0, Ordering::Relaxed);
                 self.forecast.learn(request, &completion.usage);
                 place.end(Load::Fine, completion.usage.total());
+                self.succeeded.store(true, Ordering::Relaxed);
                 Ok(Ok(Completion {
                     attempts: progress.attempts,
+                    wasted: progress.wasted,
                     ..completion
                 }))
             }
@@ -235,8 +250,10 @@ impl RetryingModel {
                 } else {
                     Load::Unclear
                 };
+                progress.wasted += error.usage;
                 // What was refused has used nothing.
-                place.end(load, error.status.map(|_| 0));
+                let used = error.usage.total().or(error.status.map(|_| 0));
+                place.end(load, used);
                 if refused && let Some(asked) = error.retry_after {
                     self.limiter.pause(asked.min(self.policy.longest_wait));
                 }
@@ -268,21 +285,35 @@ impl RetryingModel {
         (in_time && progress.waited + wait <= self.policy.total_wait).then_some(wait)
     }
 
-    fn give_up(&self, error: CallError, attempts: u32) -> CallError {
+    fn out_of_time(&self) -> CallError {
+        let seconds = self.policy.total_time.unwrap_or_default().as_secs_f64();
+        CallError::new(ErrorClass::Timeout, format!("no answer within {seconds} s in all"))
+    }
+
+    fn give_up(&self, error: CallError, progress: &Progress) -> CallError {
+        let attempts = progress.attempts;
         let mut class = error.class;
         let mut message = if attempts > 1 {
             format!("{} (after {attempts} attempts)", error.message)
         } else {
             error.message
         };
+        // A gateway may forbid one prompt (SQL in it looks like an attack); where every call is forbidden, that is an outage.
+        let forbidden =
+            class == ErrorClass::Unauthorized && error.status == Some(403) && self.succeeded.load(Ordering::Relaxed);
         if class == ErrorClass::UnsupportedParameter {
             class = ErrorClass::BadRequest;
         } else if class == ErrorClass::Connection && !self.answered.load(Ordering::Relaxed) {
             class = ErrorClass::Unreachable;
-        } else if matches!(
-            class,
-            ErrorClass::RateLimited | ErrorClass::Server | ErrorClass::Connection | ErrorClass::Timeout
-        ) {
+        } else if forbidden
+            || matches!(
+                class,
+                ErrorClass::RateLimited | ErrorClass::Server | ErrorClass::Connection | ErrorClass::Timeout
+            )
+        {
+            if forbidden {
+                class = ErrorClass::BadRequest;
+            }
             let failures = self.failures_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
             if failures >= OUTAGE {
                 message = format!("{failures} calls in a row failed for good, the last one so: {message}");
@@ -293,6 +324,7 @@ impl RetryingModel {
             class,
             message,
             attempts,
+            usage: progress.wasted,
             ..error
         };
         if class.action() == Action::FailRun {
@@ -301,18 +333,17 @@ impl RetryingModel {
         error
     }
 
-    /// What the server asked for, capped; else a random part of a doubling wait, so that many calls do not return at once.
+    /// What the server asked for, capped, or a random part of a doubling wait, so that many calls do not return at once:
+    /// the longer of the two.
     fn wait(&self, attempt: u32, asked: Option<Duration>) -> Duration {
-        if let Some(asked) = asked {
-            return asked.min(self.policy.longest_wait);
-        }
         let full = self
             .policy
             .first_wait
             .saturating_mul(1 << (attempt.max(1) - 1).min(16))
             .min(self.policy.longest_wait);
-        // Full jitter, but never so little that a retry is no wait at all.
-        full.mul_f64(0.05 + 0.95 * random_share())
+        // Full jitter, but never so little that a retry is no wait at all; nor is one where the server's clock is behind.
+        let own = full.mul_f64(0.05 + 0.95 * random_share());
+        asked.unwrap_or_default().min(self.policy.longest_wait).max(own)
     }
 }
 
@@ -324,6 +355,8 @@ struct Progress {
     waited: Duration,
     started: Option<Instant>,
     only_limited: bool,
+    /// Of answers that could not be used.
+    wasted: Usage,
 }
 
 impl Default for Progress {
@@ -334,6 +367,7 @@ impl Default for Progress {
             waited: Duration::ZERO,
             started: None,
             only_limited: true,
+            wasted: Usage::default(),
         }
     }
 }
@@ -376,6 +410,7 @@ mod tests {
                     status: self.status,
                     retry_after: self.retry_after,
                     attempts: 1,
+                    ..CallError::new(self.class, String::new())
                 })
             };
             Box::pin(async { answer })

@@ -26,7 +26,29 @@ pub struct Usage {
     pub cost: Option<Usd>,
 }
 
+impl std::ops::AddAssign for Usage {
+    /// What either tells is told of the sum.
+    fn add_assign(&mut self, other: Usage) {
+        fn add<T: std::ops::Add<Output = T>>(one: Option<T>, other: Option<T>) -> Option<T> {
+            match (one, other) {
+                (Some(one), Some(other)) => Some(one + other),
+                (one, other) => one.or(other),
+            }
+        }
+        self.prompt = add(self.prompt, other.prompt);
+        self.cached_prompt = add(self.cached_prompt, other.cached_prompt);
+        self.completion = add(self.completion, other.completion);
+        self.reasoning = add(self.reasoning, other.reasoning);
+        self.cost = add(self.cost, other.cost);
+    }
+}
+
 impl Usage {
+    /// Whether nothing is known.
+    pub fn is_unknown(&self) -> bool {
+        *self == Usage::default()
+    }
+
     /// Prompt and completion together, where the server told either.
     pub fn total(&self) -> Option<u64> {
         match (self.prompt, self.completion) {

@@ -14,7 +14,7 @@ pub use extract::OutputValue;
 pub use router::{Call, Provider, Route, RouteError, Router};
 pub use runner::{ExampleRun, Resources, StageError};
 
-use crate::llm::{Completion, ErrorClass};
+use crate::llm::{Completion, ErrorClass, Usage, Usd};
 use crate::outcome::Outcome;
 use crate::prompt::Message;
 
@@ -66,4 +66,9 @@ pub struct CallFailure {
     pub status: Option<u16>,
     /// Requests sent.
     pub attempts: u32,
+    /// Of answers that could not be used, and are billed all the same.
+    #[serde(default, skip_serializing_if = "Usage::is_unknown")]
+    pub usage: Usage,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Usd>,
 }

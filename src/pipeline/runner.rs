@@ -245,6 +245,8 @@ impl ExampleRun {
                     message: error.message,
                     status: error.status,
                     attempts: error.attempts,
+                    usage: error.usage,
+                    cost: error.cost,
                 });
             }
         }

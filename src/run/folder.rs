@@ -426,11 +426,14 @@ impl RunFolder {
     }
 }
 
-/// The ids that have a trace in a folder of this run; none where it is not there, or of another run. Takes no lock.
-pub fn traced_ids(path: &Path, identity: &str) -> BTreeSet<String> {
+/// The ids that have a trace in a folder of this run, with `errors` to be retried those that need no other; none where the
+/// folder is not there, or of another run. Takes no lock.
+pub fn traced_ids(path: &Path, identity: &str, errors: Errors) -> BTreeSet<String> {
     let mut ids = BTreeSet::new();
     visit_traces(path, identity, |trace| {
-        ids.insert(trace.id);
+        if errors == Errors::Keep || trace.outcome != Outcome::ModelError {
+            ids.insert(trace.id);
+        }
     });
     ids
 }
@@ -441,25 +444,40 @@ pub fn folder_id(path: &Path, identity: &str) -> Option<String> {
     (record.identity == identity).then_some(record.id)
 }
 
+/// What calls of a run used: those that brought an answer, and those that were billed all the same.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Spent {
+    pub answered: Amount,
+    pub wasted: Amount,
+}
+
 /// What a folder of this run has spent so far: its calls that were not cache hits.
-pub fn spent_in(path: &Path, identity: &str) -> Amount {
-    let mut spent = Amount::default();
+pub fn spent_in(path: &Path, identity: &str) -> Spent {
+    let mut spent = Spent::default();
     // A finished run may be long, and its summary knows.
     if let Ok(record) = read_json::<RunRecord>(&path.join("run.json"))
         && record.status == RunStatus::Complete
         && record.identity == identity
         && let Ok(summary) = read_json::<super::Summary>(&path.join("summary.json"))
     {
-        return Amount {
+        spent.answered = Amount {
             calls: summary.usage.calls - summary.effort.cache_hits,
             tokens: summary.effort.tokens,
             cost: summary.effort.spent,
         };
+        return spent;
     }
     visit_traces(path, identity, |trace| {
-        for completion in trace.stages.iter().filter_map(|stage| stage.completion.as_ref()) {
-            if !completion.cached {
-                spent += Amount::of(completion);
+        for stage in &trace.stages {
+            if let Some(completion) = stage.completion.as_ref().filter(|completion| !completion.cached) {
+                spent.answered += Amount::of(completion);
+            }
+            if let Some(failure) = stage.failure.as_ref().filter(|failure| !failure.usage.is_unknown()) {
+                spent.wasted += Amount {
+                    calls: 1,
+                    tokens: failure.usage.total().unwrap_or(0),
+                    cost: failure.cost.unwrap_or_default(),
+                };
             }
         }
     });

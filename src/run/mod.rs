@@ -12,7 +12,7 @@ mod summary;
 pub use estimate::{Basis, Range, Recorded, RunEstimate, StageEstimate, estimate};
 pub use folder::{
     DatabaseRecord, Digests, Errors, ExampleRecord, FORMAT, FolderError, RunFolder, RunRecord, RunStatus, ShardRecord,
-    TemplateRecord, folder_id, spent_in, traced_ids,
+    Spent, TemplateRecord, folder_id, spent_in, traced_ids,
 };
 pub use merge::merge;
 pub use scheduler::{Event, Order, RunEnd, Work, execute};

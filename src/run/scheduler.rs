@@ -126,7 +126,7 @@ async fn examples_at_once(work: &Work<'_>, at_once: usize, folder: &mut RunFolde
         async move {
             let mut run = ExampleRun::new(example);
             for index in 0..work.resources.pipeline.stages.len() {
-                if work.stop.is_stopped() {
+                if work.stop.is_stopped() && !run.has_ended() {
                     return Ok(None);
                 }
                 stage(&mut run, work, index).await?;
@@ -201,10 +201,9 @@ async fn stage_after_stage(
             if work.stop.is_stopped() {
                 // What the group's calls brought is in the cache; the examples themselves are not done, but for those
                 // that need no further stage.
-                if index + 1 < work.resources.pipeline.stages.len() {
-                    return;
-                }
-                runs.retain(|run| run.has_ended() || run.stages().len() > index);
+                let is_last = index + 1 == work.resources.pipeline.stages.len();
+                runs.retain(|run| run.has_ended() || is_last && run.stages().len() > index);
+                break;
             }
         }
         for run in runs {

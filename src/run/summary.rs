@@ -115,9 +115,10 @@ pub struct StageEffort {
     pub retries: u64,
     /// Prompt tokens that the server said it had computed before.
     pub cached_prompt_tokens: u64,
-    /// What this run paid: calls that were not cache hits. Of those whose cost is known.
+    /// What this run paid: calls that were not cache hits, those included whose answers were of no use. Of those whose
+    /// cost is known.
     pub spent: Usd,
-    /// Tokens of calls that were not cache hits.
+    /// Tokens of the same calls.
     pub tokens: u64,
     /// Sum of the latencies of the calls that were not cache hits, in ms.
     pub latency_ms: u64,
@@ -178,6 +179,10 @@ struct StageCounts {
 #[derive(Debug, Deserialize)]
 struct FailureCounts {
     attempts: u32,
+    #[serde(default)]
+    usage: Usage,
+    #[serde(default)]
+    cost: Option<Usd>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -186,6 +191,8 @@ struct CompletionCounts {
     finish_reason: Option<String>,
     #[serde(default)]
     usage: Usage,
+    #[serde(default)]
+    wasted: Usage,
     #[serde(default)]
     cost: Option<Usd>,
     #[serde(default)]
@@ -222,6 +229,8 @@ impl Tally {
         if let Some(failure) = &trace.failure {
             stage.failed_calls += 1;
             effort.retries += u64::from(failure.attempts.saturating_sub(1));
+            effort.tokens += failure.usage.total().unwrap_or(0);
+            effort.spent += failure.cost.unwrap_or_default();
         }
         let Some(completion) = &trace.completion else { return };
         stage.calls += 1;
@@ -245,7 +254,7 @@ impl Tally {
             effort.latency_ms += completion.latency_ms;
             effort.cached_prompt_tokens += completion.usage.cached_prompt.unwrap_or(0);
             effort.spent += completion.cost.unwrap_or_default();
-            effort.tokens += completion.usage.total().unwrap_or(0);
+            effort.tokens += completion.usage.total().unwrap_or(0) + completion.wasted.total().unwrap_or(0);
             latencies.push(completion.latency_ms);
         }
         if let Some(model) = &completion.served_model
@@ -412,6 +421,10 @@ pub(super) async fn finish_with(
     };
     write_json(&path.join("summary.json"), &summary).map_err(io)?;
     folder.record.served_models = served;
+    if status == RunStatus::Complete {
+        // The wish to stop came when the last call was under way.
+        folder.record.stopped = None;
+    }
     folder.record.traces_bytes = Some(folder.traces_size().map_err(io)?);
     folder.set_status(status)?;
     Ok((summary, verdicts))
