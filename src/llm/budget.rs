@@ -414,7 +414,7 @@ mod tests {
                         ..Usage::default()
                     };
                     Err(CallError {
-                        usage,
+                        usage: Box::new(usage),
                         ..CallError::new(ErrorClass::BadRequest, "no text".into())
                     })
                 })

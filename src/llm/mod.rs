@@ -241,7 +241,7 @@ pub struct CallError {
     /// Requests sent.
     pub attempts: u32,
     /// Of answers that could not be used, and are billed all the same.
-    pub usage: Usage,
+    pub usage: Box<Usage>,
     pub cost: Option<Usd>,
 }
 
@@ -254,7 +254,7 @@ impl CallError {
             status: None,
             retry_after: None,
             attempts: 0,
-            usage: Usage::default(),
+            usage: Box::default(),
             cost: None,
         }
     }

@@ -269,7 +269,7 @@ impl OpenAiModel {
             );
             // It is billed all the same.
             return Err(CallError {
-                usage: answer.usage.as_ref().map(usage).unwrap_or_default(),
+                usage: Box::new(answer.usage.as_ref().map(usage).unwrap_or_default()),
                 ..self.error(class, message)
             });
         }

@@ -250,7 +250,7 @@ impl RetryingModel {
                 } else {
                     Load::Unclear
                 };
-                progress.wasted += error.usage;
+                progress.wasted += *error.usage;
                 // What was refused has used nothing.
                 let used = error.usage.total().or(error.status.map(|_| 0));
                 place.end(load, used);
@@ -324,7 +324,7 @@ impl RetryingModel {
             class,
             message,
             attempts,
-            usage: progress.wasted,
+            usage: Box::new(progress.wasted),
             ..error
         };
         if class.action() == Action::FailRun {

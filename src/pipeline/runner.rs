@@ -245,7 +245,7 @@ impl ExampleRun {
                     message: error.message,
                     status: error.status,
                     attempts: error.attempts,
-                    usage: error.usage,
+                    usage: *error.usage,
                     cost: error.cost,
                 });
             }
