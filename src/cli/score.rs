@@ -1,5 +1,6 @@
 //! `dinsql score`: predictions made elsewhere against a dataset.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::json;
@@ -10,23 +11,12 @@ use super::output::{count, percent, table};
 use super::settings::{Settings, executor};
 use crate::dataset::read_predictions;
 use crate::diagnostic::did_you_mean;
-use crate::metric::{METRICS, Outcome, ScoreItem, Scorer};
-use crate::run::{score_items, summarise, write_verdicts};
+use crate::metric::{Metric, Outcome, ScoreItem, Scorer};
+use crate::run::{MetricSummary, score_items, summarise, write_verdicts};
 
 /// Scores and prints.
 pub async fn score(arguments: ScoreArguments, settings: &Settings) -> Result<Exit, Failure> {
-    for metric in &arguments.metrics {
-        if !METRICS.contains(&metric.as_str()) {
-            let failure = Failure::message(
-                Exit::Usage,
-                format!("no metric `{metric}` (there are: {})", METRICS.join(", ")),
-            );
-            return Err(match did_you_mean(metric, METRICS.iter().copied()) {
-                Some(near) => failure.hint(format!("did you mean `{near}`?")),
-                None => failure,
-            });
-        }
-    }
+    let metrics = metrics(&arguments.metrics)?;
     let source = settings.source(&arguments.data)?;
     let mut dataset = settings.load(&source, arguments.lang.as_deref(), arguments.selection.split.as_deref())?;
     let mut predictions = read_predictions(&arguments.predictions, &dataset.examples)?;
@@ -66,7 +56,7 @@ pub async fn score(arguments: ScoreArguments, settings: &Settings) -> Result<Exi
     for note in &predictions.notes {
         eprintln!("warning: {note}");
     }
-    let scorer = Scorer::new(executor(&arguments.execution)?);
+    let scorer = Scorer::new(executor(&arguments.execution)?).with_metrics(&metrics);
     let done = AtomicU64::new(0);
     let verdicts = score_items(&items, &scorer, &|_| {
         done.fetch_add(1, Ordering::Relaxed);
@@ -101,24 +91,30 @@ pub async fn score(arguments: ScoreArguments, settings: &Settings) -> Result<Exi
         return Ok(Exit::Fine);
     }
     let mut rows = Vec::new();
-    let mut row = |name: &str, group: &crate::run::MetricSummary| {
-        rows.push(vec![
-            name.to_owned(),
-            group.n.to_string(),
-            percent(group.value),
-            format!("{} – {}", percent(group.low), percent(group.high)),
-        ]);
+    let mut row = |name: &str, group: &BTreeMap<String, MetricSummary>, n: usize| {
+        let mut cells = vec![name.to_owned(), n.to_string()];
+        for metric in &metrics {
+            let metric = &group[metric.name()];
+            cells.push(percent(metric.value));
+            cells.push(format!("{} – {}", percent(metric.low), percent(metric.high)));
+        }
+        rows.push(cells);
     };
-    row("all", &parts.metrics["ex"]);
+    row("all", &parts.metrics, items.len());
     for (name, group) in &parts.by_difficulty {
-        row(&format!("difficulty {name}"), &group.metrics["ex"]);
+        row(&format!("difficulty {name}"), &group.metrics, group.n);
     }
     if parts.by_database.len() > 1 {
         for (name, group) in &parts.by_database {
-            row(&format!("database {name}"), &group.metrics["ex"]);
+            row(&format!("database {name}"), &group.metrics, group.n);
         }
     }
-    say!("{}", table(&[&dataset.name, "N", "EX %", "95 % interval"], rows));
+    let titles: Vec<String> = metrics.iter().map(|metric| format!("{} %", metric.title())).collect();
+    let mut header = vec![dataset.name.as_str(), "N"];
+    for title in &titles {
+        header.extend([title.as_str(), "95 % interval"]);
+    }
+    say!("{}", table(&header, rows));
     let outcomes: Vec<String> = parts
         .outcomes
         .iter()
@@ -126,4 +122,26 @@ pub async fn score(arguments: ScoreArguments, settings: &Settings) -> Result<Exi
         .collect();
     say!("{}", outcomes.join(", "));
     Ok(Exit::Fine)
+}
+
+/// The metrics of these names, each once.
+fn metrics(names: &[String]) -> Result<Vec<Metric>, Failure> {
+    let known: Vec<&str> = Metric::ALL.iter().map(|metric| metric.name()).collect();
+    let mut metrics = Vec::new();
+    for name in names {
+        let metric = Metric::by_name(name).ok_or_else(|| {
+            let failure = Failure::message(
+                Exit::Usage,
+                format!("no metric `{name}` (there are: {})", known.join(", ")),
+            );
+            match did_you_mean(name, known.iter().copied()) {
+                Some(near) => failure.hint(format!("did you mean `{near}`?")),
+                None => failure,
+            }
+        })?;
+        if !metrics.contains(&metric) {
+            metrics.push(metric);
+        }
+    }
+    Ok(metrics)
 }

@@ -20,7 +20,9 @@ pub struct RowSet {
 impl RowSet {
     pub fn new(rows: &[Vec<Value>]) -> Self {
         let mut builder = RowSetBuilder::default();
-        rows.iter().for_each(|row| builder.add(row));
+        for row in rows {
+            builder.add(row);
+        }
         builder.finish()
     }
 
@@ -39,14 +41,15 @@ pub struct RowSetBuilder {
 }
 
 impl RowSetBuilder {
-    pub fn add(&mut self, row: &[Value]) {
+    /// Says whether the row is new.
+    pub fn add(&mut self, row: &[Value]) -> bool {
         self.key.clear();
         for value in row {
             value.write_key(&mut self.key);
         }
         let mut digest = [0; DIGEST_BYTES];
         digest.copy_from_slice(&blake3::hash(&self.key).as_bytes()[..DIGEST_BYTES]);
-        self.rows.insert(digest);
+        self.rows.insert(digest)
     }
 
     pub fn finish(self) -> RowSet {

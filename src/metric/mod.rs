@@ -6,6 +6,7 @@
 mod execution_accuracy;
 mod same_text;
 mod scorer;
+mod soft_f1;
 
 use std::collections::BTreeMap;
 
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::outcome::Outcome;
 pub use execution_accuracy::{RowSet, RowSetBuilder, execution_accuracy};
 pub use scorer::{ScoreItem, Scorer};
+pub use soft_f1::soft_f1;
 
 /// What a metric says of one example.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -34,5 +36,39 @@ impl Verdict {
     }
 }
 
-/// Names of the metrics there are, for `--metrics`.
-pub const METRICS: &[&str] = &["ex"];
+/// A metric by its name on the command line and in every file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Metric {
+    /// Execution accuracy, BIRD's: the sets of rows are equal. Decides what is right.
+    Ex,
+    /// BIRD mini-dev's soft F1.
+    SoftF1,
+}
+
+impl Metric {
+    pub const ALL: &[Metric] = &[Metric::Ex, Metric::SoftF1];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Metric::Ex => "ex",
+            Metric::SoftF1 => "soft_f1",
+        }
+    }
+
+    /// As people write it in tables.
+    pub fn title(self) -> &'static str {
+        match self {
+            Metric::Ex => "EX",
+            Metric::SoftF1 => "soft F1",
+        }
+    }
+
+    pub fn by_name(name: &str) -> Option<Metric> {
+        Metric::ALL.iter().copied().find(|metric| metric.name() == name)
+    }
+
+    /// Whether an example is either right or wrong, so that the mean is a proportion.
+    pub fn is_proportion(self) -> bool {
+        self == Metric::Ex
+    }
+}

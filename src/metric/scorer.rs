@@ -1,7 +1,7 @@
 //! Runs predictions and gold, and gives verdicts. Gold runs once for each query and database; equal predictions for one
 //! example are judged once.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::sync::OnceCell;
 
 use super::same_text::{is_repeatable, is_same_text};
-use super::{Outcome, RowSet, RowSetBuilder, Verdict, execution_accuracy};
-use crate::engine::{Executor, QueryError, QueryErrorKind};
+use super::{Metric, Outcome, RowSet, RowSetBuilder, Verdict, execution_accuracy, soft_f1};
+use crate::engine::{Executor, QueryError, QueryErrorKind, Value};
 
 /// What is judged: one example with a prediction.
 #[derive(Debug, Clone)]
@@ -24,11 +24,32 @@ pub struct ScoreItem {
     pub prediction: Result<String, (Outcome, String)>,
 }
 
-/// A query's rows and how long they took.
-type Rows = (RowSet, Duration);
+/// What a query gave.
+#[derive(Debug)]
+struct Ran {
+    set: RowSet,
+    /// Without duplicates, first occurrences in order; only where a metric looks at them.
+    rows: Vec<Vec<Value>>,
+    elapsed: Duration,
+}
+
+impl Ran {
+    /// Bytes held, about.
+    fn size(&self) -> usize {
+        let cells = self.rows.iter().flatten();
+        self.set.size() + cells.map(|value| value.size() + 32).sum::<usize>()
+    }
+}
+
+/// Takes a result as it is fetched.
+#[derive(Default)]
+struct Fetched {
+    set: RowSetBuilder,
+    rows: Vec<Vec<Value>>,
+}
 
 /// What a gold query came to; never an error that is the database's fault and not the query's.
-type Gold = Result<Arc<Rows>, QueryError>;
+type Gold = Result<Arc<Ran>, QueryError>;
 
 /// The gold queries of one database by their text. Whoever comes first runs one, the others wait for it.
 type Golds = HashMap<String, Arc<OnceCell<Gold>>>;
@@ -41,6 +62,8 @@ const GOLD_CACHE_BYTES: usize = 256 << 20;
 struct Judgement {
     outcome: Outcome,
     ex: f64,
+    /// Values of the scorer's further metrics, in their order; none where all are 0.
+    further: Box<[f64]>,
     reason: Option<Box<str>>,
 }
 
@@ -49,14 +72,16 @@ impl Judgement {
         Judgement {
             outcome,
             ex: 0.0,
+            further: Box::default(),
             reason: Some(reason.into()),
         }
     }
 
-    fn answered(ex: f64) -> Self {
+    fn answered(ex: f64, further: Box<[f64]>) -> Self {
         Judgement {
             outcome: Outcome::Answered,
             ex,
+            further,
             reason: None,
         }
     }
@@ -66,6 +91,8 @@ impl Judgement {
 #[derive(Debug)]
 pub struct Scorer {
     executor: Executor,
+    /// Metrics beside `ex`.
+    further: Vec<Metric>,
     gold: Mutex<HashMap<PathBuf, Golds>>,
     gold_bytes: Mutex<usize>,
     judged: Mutex<HashMap<[u8; 32], Judgement>>,
@@ -75,10 +102,18 @@ impl Scorer {
     pub fn new(executor: Executor) -> Self {
         Scorer {
             executor,
+            further: Vec::new(),
             gold: Mutex::default(),
             gold_bytes: Mutex::default(),
             judged: Mutex::default(),
         }
+    }
+
+    /// Computes these metrics too; `ex` always is.
+    #[must_use]
+    pub fn with_metrics(mut self, metrics: &[Metric]) -> Self {
+        self.further = metrics.iter().copied().filter(|metric| *metric != Metric::Ex).collect();
+        self
     }
 
     /// The verdict on one item. Prediction and gold share one time limit, as in BIRD's script; a gold query that fails or
@@ -89,12 +124,19 @@ impl Scorer {
     /// Only with [`QueryErrorKind::Database`]: the database cannot be read, so that nothing is known of the item. A later
     /// call tries again.
     pub async fn verdict(&self, item: &ScoreItem) -> Result<Verdict, QueryError> {
-        let Judgement { outcome, ex, reason } = self.judgement(item).await?;
+        let Judgement {
+            outcome,
+            ex,
+            further,
+            reason,
+        } = self.judgement(item).await?;
+        let values = further.iter().copied().chain(std::iter::repeat(0.0));
+        let further = self.further.iter().map(|metric| metric.name().to_owned()).zip(values);
         Ok(Verdict {
             id: item.id.clone(),
             db: item.db.clone(),
             outcome,
-            metrics: BTreeMap::from([("ex".to_owned(), ex)]),
+            metrics: further.chain([("ex".to_owned(), ex)]).collect(),
             reason: reason.map(String::from),
         })
     }
@@ -136,32 +178,35 @@ impl Scorer {
             .find(|(text, _)| is_same_text(text, sql))
             .filter(|_| is_repeatable(sql));
         let ran;
-        let (predicted, elapsed) = match same {
-            Some((_, gold)) => (&gold.0, gold.1),
+        let predicted = match same {
+            Some((_, gold)) => gold.as_ref(),
             None => match self.rows(&item.database, sql).await {
                 Ok(rows) => {
                     ran = rows;
-                    (&ran.0, ran.1)
+                    &ran
                 }
                 Err(error) => return failed_prediction(error),
             },
         };
-        if golds.iter().all(|(_, gold)| gold.1 + elapsed > limit) {
+        if golds.iter().all(|(_, gold)| gold.elapsed + predicted.elapsed > limit) {
             let reason = format!(
                 "prediction and gold together took longer than {} s",
                 limit.as_secs_f64()
             );
             return Ok(Judgement::wrong(Outcome::SqlTimeout, reason));
         }
-        let ex = golds
-            .iter()
-            .map(|(_, gold)| execution_accuracy(predicted, &gold.0))
-            .fold(0.0, f64::max);
-        Ok(Judgement::answered(ex))
+        // Of several gold queries the one that fits best counts, for each metric.
+        let best = |value: &dyn Fn(&Ran) -> f64| golds.iter().map(|(_, gold)| value(gold)).fold(0.0, f64::max);
+        let ex = best(&|gold| execution_accuracy(&predicted.set, &gold.set));
+        let further = self.further.iter().map(|metric| match metric {
+            Metric::Ex => ex,
+            Metric::SoftF1 => best(&|gold| soft_f1(&predicted.rows, &gold.rows)),
+        });
+        Ok(Judgement::answered(ex, further.collect()))
     }
 
     /// The item's gold queries that run, with their rows; or the judgement where none does.
-    async fn golds<'a>(&self, item: &'a ScoreItem) -> Result<Result<Vec<(&'a str, Arc<Rows>)>, Judgement>, QueryError> {
+    async fn golds<'a>(&self, item: &'a ScoreItem) -> Result<Result<Vec<(&'a str, Arc<Ran>)>, Judgement>, QueryError> {
         let mut golds = Vec::with_capacity(item.gold.len());
         let mut failed = None;
         for sql in &item.gold {
@@ -197,7 +242,7 @@ impl Scorer {
             .await?
             .clone();
         if ran {
-            let size = gold.as_ref().map_or(0, |gold| gold.0.size());
+            let size = gold.as_ref().map_or(0, |gold| gold.size());
             let mut held = lock(&self.gold_bytes);
             if *held + size <= GOLD_CACHE_BYTES {
                 *held += size;
@@ -218,14 +263,23 @@ impl Scorer {
     }
 
     /// Runs a query; its rows become a set as they are fetched.
-    async fn rows(&self, database: &Path, sql: &str) -> Result<Rows, QueryError> {
+    async fn rows(&self, database: &Path, sql: &str) -> Result<Ran, QueryError> {
         let (database, sql, limits) = (database.to_owned(), sql.to_owned(), self.executor.limits());
+        let keep = self.further.contains(&Metric::SoftF1);
         self.executor
             .call(move |connections| {
                 let connection = connections.get(&database)?;
-                let (rows, elapsed) =
-                    connection.query_fold(&sql, &limits, RowSetBuilder::default, RowSetBuilder::add)?;
-                Ok((rows.finish(), elapsed))
+                let take = |fetched: &mut Fetched, row: &[Value]| {
+                    if fetched.set.add(row) && keep {
+                        fetched.rows.push(row.to_vec());
+                    }
+                };
+                let (fetched, elapsed) = connection.query_fold(&sql, &limits, Fetched::default, take)?;
+                Ok(Ran {
+                    set: fetched.set.finish(),
+                    rows: fetched.rows,
+                    elapsed,
+                })
             })
             .await?
     }
@@ -404,7 +458,13 @@ mod tests {
         let steady = "SELECT a FROM good";
         let cell = fixture.scorer.gold_cell(&fixture.path(), steady);
         let limit = fixture.scorer.executor.limits().time;
-        let put = |elapsed| Ok(Arc::new((RowSet::new(&[]), elapsed)));
+        let put = |elapsed| {
+            Ok(Arc::new(Ran {
+                set: RowSet::new(&[]),
+                rows: Vec::new(),
+                elapsed,
+            }))
+        };
         cell.set(put(limit / 2)).unwrap();
         assert!(fixture.scorer.verdict(&item(steady)).await.unwrap().is_right());
         // Gold's time counts twice: BIRD's script runs both.

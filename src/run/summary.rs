@@ -13,14 +13,18 @@ use crate::engine::QueryError;
 use crate::llm::{ErrorClass, Usage, Usd, is_cut};
 use crate::metric::{Outcome, ScoreItem, Scorer, Verdict};
 use crate::pipeline::Trace;
-use crate::stats::wilson;
+use crate::stats::{bootstrap_mean, mean_and_sd, wilson};
+
+/// Of the bootstrap interval of a metric that is no proportion.
+const RESAMPLES: usize = 10_000;
+const SEED: u64 = 0;
 
 /// A metric over a set of examples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MetricSummary {
     /// Mean, 0 to 1.
     pub value: f64,
-    /// 95 % Wilson interval.
+    /// 95 % interval: Wilson's for a proportion, else the bootstrap's percentiles.
     pub low: f64,
     pub high: f64,
     pub n: usize,
@@ -564,7 +568,22 @@ fn metrics(verdicts: &[&Verdict]) -> BTreeMap<String, MetricSummary> {
     let right = verdicts.iter().filter(|verdict| verdict.is_right()).count();
     let (low, high) = wilson(right as u64, n as u64);
     let value = if n == 0 { 0.0 } else { right as f64 / n as f64 };
-    BTreeMap::from([("ex".to_owned(), MetricSummary { value, low, high, n })])
+    let mut metrics = BTreeMap::from([("ex".to_owned(), MetricSummary { value, low, high, n })]);
+    let further = verdicts
+        .first()
+        .map(|verdict| verdict.metrics.keys())
+        .into_iter()
+        .flatten();
+    for name in further.filter(|name| *name != "ex") {
+        let values: Vec<f64> = verdicts
+            .iter()
+            .map(|verdict| verdict.metrics.get(name).copied().unwrap_or(0.0))
+            .collect();
+        let (value, _) = mean_and_sd(&values);
+        let (low, high) = bootstrap_mean(&values, RESAMPLES, SEED);
+        metrics.insert(name.clone(), MetricSummary { value, low, high, n });
+    }
+    metrics
 }
 
 #[cfg(test)]
